@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from assigner.model.deferred.vocabulary import Vocabulary
 
 Top = Literal["followed", "read", "whole"]
+"""How much of the top of files is met: what functions of the user's own read, for what is compared or copied
+(`followed`); what any read, and which names are bound anew, for what a capture has for ever (`read`); or files as they
+stand, for what is put back behind a forward (`whole`)."""
 MOST_ITEMS = 10_000  # a larger container is met without its items
 _CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that a forward reads
 KEPT: tuple[type, ...] = (*ATOMS, list, dict, set, deque, torch.Tensor)

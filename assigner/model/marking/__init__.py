@@ -14,7 +14,8 @@ What a training script hands over becomes pieces that a rank can build and run a
     interception, checks, isolation, leftovers
                                           what the forward does that no graph holds, caught while it runs: hooks, checks
                                           of values, Python state
-    tables                                what that keeps for its next call, and whether other sizes leave the same
+    repeats, tables                       what that leaves for its next call, which must do the same; tensors made of
+                                          shapes among it, and whether other sizes leave the same
     functional, writing, nodes            a graph without writes, whose values each lie in one memory; what stands in it
                                           for them; what a node says, regions without gradient among the others
     unseen                                of the writes those that autograd does not see, into what backwards have saved

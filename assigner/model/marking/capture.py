@@ -8,7 +8,7 @@ An unmarked module that is given or returns what nobody could send, as a functio
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,34 +24,32 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.memento import ABSENT, Memento, StateChange, put
-from assigner.model.deferred.mutation import storage_of
-from assigner.model.deferred.reach import reach
+from assigner.model.deferred.memento import Memento, StateChange
 from assigner.model.marking.casting import casting
 from assigner.model.marking.checks import Check, Checks
 from assigner.model.marking.domain import Domain, check_arguments, find_domain, input_key
 from assigner.model.marking.exportable import exportable, made_by_eval, twin
 from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
 from assigner.model.marking.functional import Functional
-from assigner.model.marking.interception import Interceptions, in_words, is_hook
+from assigner.model.marking.interception import Interceptions
 from assigner.model.marking.isolation import CrossingError
-from assigner.model.marking.leftovers import Notes, attribute_of, left_behind
+from assigner.model.marking.leftovers import Notes, left_behind
 from assigner.model.marking.modules import failed_at, opaque_modules, unregistered_named
-from assigner.model.marking.nodes import shape_alone, without_regions
+from assigner.model.marking.nodes import without_regions
 from assigner.model.marking.observation import DecidedError, LearntCall, ValueDependence
-from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, replaced
+from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, replaced
+from assigner.model.marking.realforward import Maker, example_inputs, learn
+from assigner.model.marking.repeats import Remains, check_repeated, check_replaced, tensors_beside
 from assigner.model.marking.rows import RowLeaves, find_carriers, in_groups
 from assigner.model.marking.silence import silence
-from assigner.model.marking.tables import CapturedTables, FoundTables, check_tables
+from assigner.model.marking.tables import FoundTables, check_tables
 from assigner.model.workload import IN_CONTAINERS, call_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
+    from assigner.model.deferred import DeferredModel
     from assigner.model.marking.domain import InputKey
-
-    Learner = Callable[[Sequence[str], Mapping[str, Exception | None]], Mapping[str, Sequence[LearntCall]]]
 
 
 @dataclass
@@ -74,9 +72,10 @@ class Capture:
     read_elsewhere: frozenset[tuple[str, str]]  # what code outside of partitions reads of theirs (see `Leftovers.read`)
     flags: dict[str, bool]  # what code outside of partitions was told of parameters' `requires_grad`
     deferred_statistics: frozenset[str]  # names of BatchNorms' running statistics, which move at a step's end
+    training: bool  # it runs with gradients
+    opened: Mapping[str, CrossingError]  # the unmarked modules that were followed, with why
+    kept: FoundTables  # the values of the tables, for the example inputs; none before these are looked at
     found: Mapping[str, torch.Tensor] = field(default_factory=dict)  # buffers that it may read: of tables found there
-    opened: dict[str, CrossingError] = field(default_factory=dict)  # the unmarked modules that were followed, with why
-    kept: FoundTables | None = None  # the values of the tables, for the example inputs; None: there are none
 
     @cached_property
     def kinds(self) -> dict[str, tuple[InputKind, str]]:
@@ -112,86 +111,195 @@ _THESE_SIZES = (_Dims(Dim.AUTO, Dim.STATIC), _Dims(Dim.STATIC, Dim.STATIC))
 
 
 def capture(
-    model: nn.Module,
+    deferred: DeferredModel,
     marked: Sequence[str],
+    maker: Maker,
+    row_leaves: RowLeaves,
     inputs: Any,
     *,
     autocast: str | None,
-    any_rows: bool,
-    row_leaves: RowLeaves,
-    training: bool,
-    learner: Learner,
-    these_sizes: bool,
-    opened: Mapping[str, CrossingError],
-    others: Sequence[CapturedTables],
-    originals: Mapping[str, torch.Tensor],
+    any_rows: bool = True,
+    training: bool = True,
+    sized: InputKey | None = None,
+    opened: Mapping[str, CrossingError] | None = None,
+    others: Sequence[FoundTables] = (),
 ) -> Capture:
     """Capture one forward, in the mode that the model is in.
 
     Args:
-        model: On the meta device; left as it was.
+        deferred: The model; left as it was.
         marked: Names of the partitions' modules.
+        maker: Has batches with values, which tell what modules give whose forward needs some.
+        row_leaves: Which inputs carry rows; NOTHING: those whose first dimension is that of the first tensor.
         inputs: Example inputs, as a batch has them; only shapes, types and plain values count.
         autocast: The type that autocast computes in; it decides the types of the values.
         any_rows: The capture must hold for any number of rows, and the example has two or more; False: it holds for
             these inputs, and for what the forward treats alike.
-        row_leaves: Which inputs carry rows; NOTHING: those whose first dimension is that of the first tensor.
         training: It runs with gradients; False: under torch.no_grad(), as evaluation does.
-        these_sizes: It need not hold for other sizes of the inputs than these, beside the rows.
-        learner: Learns what opaque modules give whose forward needs values.
+        sized: The key of inputs: where these have the same sizes, but for the rows, it holds for no others. A forward
+            that needs values there takes seconds to be followed with symbols for all sizes.
         opened: Unmarked modules whose code is followed, as in another capture, each with why.
         others: What other captures leave, which this one may find.
-        originals: Buffers in their places as the builder has made them, by name.
 
     Raises:
         MarkingError: the forward cannot be traced; the message has the line.
     """
+    model = deferred.model
+    leaves, structure = pytree.tree_flatten(call_arguments(inputs))
+    _, carriers = find_carriers(row_leaves, structure, leaves)
+    these_sizes = sized is not None and input_key(structure, leaves).differs_in_rows(sized, carriers)
+    tables = {place.name for each in others for place, _ in each.values.values()}
+    tables &= {name for name, _ in model.named_buffers()}
+    originals = deferred.materialise(tables) if tables else {}
     check_arguments(type(model).__name__, model.forward, inputs)
+    looks = _Looks(model, marked, autocast, row_leaves, dict(opened or {}))
+    fewer = _THESE_SIZES if these_sizes else _THESE_ROWS
+
+    def again(tables: FoundTables, key: InputKey) -> Capture:
+        with tables.placed(model):
+            second = looks.widest(key.inputs(), fewer, ValueDependence())
+        second.found = tables.by_name
+        return second
+
     with unregistered_named(model), silence(), torch.set_grad_enabled(training):
-        learnt: dict[str, Sequence[LearntCall]] = {}
-        opened = dict(opened)
-        checks, whose = Checks(model), type(model).__name__
-        fewer = _THESE_SIZES if these_sizes else _THESE_ROWS
-        tries = _ANY_ROWS if any_rows else fewer
         while True:
-            names, dependence = opaque_modules(model, marked, opened), ValueDependence()
-            export = partial(
-                _export, model, names,
-                marked=marked, autocast=autocast, known=row_leaves, checks=checks, learnt=learnt,
-            )  # fmt: skip
-
-            def again(tables: FoundTables, key: InputKey, export: Any = export) -> Capture:
-                with tables.placed(model):
-                    second = _first_export(partial(export, key.inputs()), checks, ValueDependence(), whose, fewer)
-                second.found = tables.by_name
-                return second
-
+            dependence = ValueDependence()
             try:
                 try:
-                    found = _first_export(partial(export, inputs), checks, dependence, whose, tries)
+                    found = looks.widest(inputs, _ANY_ROWS if any_rows else fewer, dependence)
                 except MarkingError:
-                    wanted = {name: why for name, why in dependence.wanting.items() if name not in learnt}
+                    wanted = {name: why for name, why in dependence.wanting.items() if name not in looks.learnt}
                     if not wanted:
                         raise
                 else:
-                    found.opened, found.found = opened, originals
-                    may_find = [each for each in others if any(map(found.notes.reads.has, each.left.values))]
-                    if found.tables or may_find:
-                        found.kept = check_tables(whose, found, may_find, again)
+                    found.found = originals
+                    may_find = [each for each in others if any(map(found.notes.reads.has, each.values))]
+                    found.kept = check_tables(looks.name, found, may_find, again)
                     return found
-                kinds = {type(model.get_submodule(name)) for name in wanted}  # others of them have the same forward
-                for name, calls in learner(names, wanted).items():
-                    if calls and type(model.get_submodule(name)) in kinds:
-                        learnt.setdefault(name, calls)
+                learnt = learn(
+                    deferred, looks.names, example_inputs(maker, leaves, carriers), structure,
+                    wanted=wanted, autocast=autocast, training=training,
+                )  # fmt: skip
+                looks.know(learnt, wanted)
             except MarkingError as error:
-                if isinstance(error, CrossingError) and error.module not in ("", *marked):
-                    kind = type(model.get_submodule(error.module))  # others of it have the same forward
-                    alike = [name for name in names if type(model.get_submodule(name)) is kind]
-                    opened.update({name: error for name in alike if name not in marked})
-                elif opened:
-                    raise opened_in_vain(error, opened) from error
-                else:
-                    raise
+                if looks.open(error):
+                    continue
+                if looks.opened:
+                    raise opened_in_vain(error, looks.opened) from error
+                raise
+
+
+@dataclass
+class _Looks:
+    """The looks that are taken at a forward until it is captured, and what they have shown so far."""
+
+    model: nn.Module
+    marked: Sequence[str]
+    autocast: str | None
+    row_leaves: RowLeaves
+    opened: dict[str, CrossingError]  # the unmarked modules whose code is followed, each with why
+    learnt: dict[str, Sequence[LearntCall]] = field(default_factory=dict)  # what modules give, of values
+
+    def __post_init__(self) -> None:
+        self.name, self.checks = type(self.model).__name__, Checks(self.model)
+
+    @property
+    def names(self) -> list[str]:
+        """The modules whose forward is one call."""
+        return opaque_modules(self.model, self.marked, self.opened)
+
+    def know(self, learnt: Mapping[str, Sequence[LearntCall]], wanted: Iterable[str]) -> None:
+        """What was learnt of the wanted modules counts, and of others with the same forward."""
+        kinds = {type(self.model.get_submodule(name)) for name in wanted}
+        for name, calls in learnt.items():
+            if calls and type(self.model.get_submodule(name)) in kinds:
+                self.learnt.setdefault(name, calls)
+
+    def open(self, error: MarkingError) -> bool:
+        """Follow the code of the module on whose account there is an error; False: there is none that may be opened."""
+        if not isinstance(error, CrossingError) or error.module in ("", *self.marked):
+            return False
+        kind = type(self.model.get_submodule(error.module))  # others of it have the same forward
+        alike = [name for name in self.names if type(self.model.get_submodule(name)) is kind]
+        self.opened.update({name: error for name in alike if name not in self.marked})
+        return True
+
+    def widest(self, inputs: Any, wished: Sequence[_Dims], dependence: ValueDependence) -> Capture:
+        """The export in which the most may vary; of the many kinds of errors that torch raises the last try's."""
+        export: Callable[..., Capture] = partial(self._export, inputs, dependence=dependence)
+        *tries, last = wished
+        for dims in tries:
+            try:
+                found = self.checks.carried(partial(export, dims))
+            except Exception as error:  # noqa: BLE001 - the last try's is reported
+                if isinstance(error, DecidedError):
+                    break  # it is the same where less may vary
+            else:
+                if wished is not _ANY_ROWS or found.holds_for_any_rows:
+                    return found
+            if dependence.failed is not None:
+                break  # however little varies, that module needs values
+        dependence.fixing.clear()  # in the last try nothing but the rows may vary
+        dependence.line = ""
+        return _or_explain(lambda: self.checks.carried(partial(export, last)), self.name, dependence)
+
+    # An entry of the cache, with symbols for sizes, costs more than it saves: a tenth to a third. Export has its own.
+    @torch._dynamo.config.patch(fake_tensor_cache_enabled=False)  # type: ignore[untyped-decorator]
+    def _export(self, inputs: Any, dims: _Dims, *, dependence: ValueDependence) -> Capture:
+        model, names = self.model, self.names
+        mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        leaves, structure = pytree.tree_flatten(call_arguments(inputs))
+        # One tensor that stands at two places is two inputs: the next batch may have two tensors there.
+        real = pytree.tree_unflatten(_each_its_own(leaves), structure)
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), real
+        )
+        shapes = ShapesCollection()  # type: ignore[no-untyped-call]
+        rows, carriers = find_carriers(self.row_leaves, structure, leaves)
+        for leaf, carrier, fake in zip(leaves, carriers, pytree.tree_leaves((args, kwargs)), strict=True):
+            if is_tensor(leaf) and leaf.dim():
+                kinds = [dims.rows if n == carrier else dims.others for n in range(leaf.dim())]
+                shapes[fake] = {
+                    n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
+                }
+        unmarked = [each for each in names if each not in self.marked]
+        by_eval = {} if torch.is_grad_enabled() else made_by_eval(model)
+        twins = {id(each): twin(each, mode) for each in by_eval.values()}
+        opaque = OpaqueCalls(
+            model, names, self.autocast, self.learnt, dependence, unmarked=unmarked, made_anew=twins.values()
+        )
+        is_first = dims == _ANY_ROWS[0]  # the last try tells who takes rows for a number
+        caught = Interceptions(model, opaque, self.checks, carriers if is_first else ())
+        with mode:
+            anchor = torch.empty((), requires_grad=True, device="cpu")
+        calls, watched = replaced(opaque, anchor), caught.active()
+        kept = Memento(model.named_modules()).exchanged(twins)  # torch.export gives modules copies of lists and dicts
+        ready = exportable(model, mode, args, kwargs)
+        with kept, ready, calls, watched, mode, casting(self.autocast, "cpu"), ctc_losses(), on_cpu():
+            dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
+            exported = partial(torch.export.export, model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+            program = exported()
+            left = Remains(program, caught)
+            check_repeated(model, left, caught, exported)
+        check_replaced(model, left)
+        _check_ways_out(model, program, {name: twins[id(each)] for name, each in by_eval.items()})
+        domain = find_domain(program, input_key(structure, leaves))
+        graph = without_regions(program.graph_module, autocast=self.autocast is not None)
+        functional = Functional(graph, _input_kinds(program), opaque.calls, caught.hooks)
+        statistics = frozenset(
+            f"{name}.{key}"
+            for name, module in model.named_modules(remove_duplicate=False)
+            if isinstance(module, _BatchNorm)
+            for key in ("running_mean", "running_var", "num_batches_tracked")
+        )
+        return Capture(
+            graph=functional.graph, together=functional.together, program=program, opaque=opaque.names,
+            calls=opaque.calls, checks=self.checks.known, inputs=leaves, rows=rows, carriers=carriers, domain=domain,
+            left=left_behind(opaque.leftovers, left.changes), notes=left.notes, tables=left.tables,
+            read_elsewhere=opaque.leftovers.read, flags=caught.flags, deferred_statistics=statistics,
+            training=torch.is_grad_enabled(), opened=self.opened,
+            kept=FoundTables(domain.example, {}, torch.is_grad_enabled(), self.opened),
+        )  # fmt: skip
 
 
 def opened_in_vain(error: MarkingError, opened: Mapping[str, CrossingError]) -> MarkingError:
@@ -199,27 +307,6 @@ def opened_in_vain(error: MarkingError, opened: Mapping[str, CrossingError]) -> 
     causes = {cause.module: cause.message for cause in opened.values()}
     ways = [f"{message}: mark a larger module around {name!r}" for name, message in causes.items()]
     return MarkingError(error.message, hint="; or ".join([*ways, *filter(None, [error.hint])]))
-
-
-def _first_export(
-    export: Callable[..., Capture], checks: Checks, dependence: ValueDependence, name: str, wished: Sequence[_Dims]
-) -> Capture:
-    """The export in which the most may vary. torch.export raises many kinds of errors; the last try's is reported."""
-    *tries, last = wished
-    for dims in tries:
-        try:
-            found = checks.carried(partial(export, dims, dependence=dependence))
-        except Exception as error:  # noqa: BLE001 - the last try's is reported
-            if isinstance(error, DecidedError):
-                break  # it is the same where less may vary
-        else:
-            if wished is not _ANY_ROWS or found.holds_for_any_rows:
-                return found
-        if dependence.failed is not None:
-            break  # however little varies, that module needs values
-    dependence.fixing.clear()  # in the last try nothing but the rows may vary
-    dependence.line = ""
-    return _or_explain(lambda: checks.carried(partial(export, last, dependence=dependence)), name, dependence)
 
 
 def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDependence) -> Capture:
@@ -274,195 +361,6 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
         ) from error
 
 
-# An entry of the cache, with symbols for sizes, costs more than it saves: a tenth to a third. Export has its own mode.
-@torch._dynamo.config.patch(fake_tensor_cache_enabled=False)  # type: ignore[untyped-decorator]
-def _export(
-    model: nn.Module,
-    names: Sequence[str],
-    inputs: Any,
-    dims: _Dims,
-    *,
-    checks: Checks,
-    marked: Sequence[str],
-    autocast: str | None,
-    known: RowLeaves,
-    learnt: Mapping[str, Sequence[LearntCall]],
-    dependence: ValueDependence,
-) -> Capture:
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    leaves, structure = pytree.tree_flatten(call_arguments(inputs))
-    # One tensor that stands at two places is two inputs: the next batch may have two tensors there.
-    real = pytree.tree_unflatten(_each_its_own(leaves), structure)
-    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), real)
-    shapes = ShapesCollection()  # type: ignore[no-untyped-call]
-    rows, carriers = find_carriers(known, structure, leaves)
-    for leaf, carrier, fake in zip(leaves, carriers, pytree.tree_leaves((args, kwargs)), strict=True):
-        if is_tensor(leaf) and leaf.dim():
-            kinds = [dims.rows if n == carrier else dims.others for n in range(leaf.dim())]
-            shapes[fake] = {
-                n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
-            }
-    unmarked = [each for each in names if each not in marked]
-    by_eval = {} if torch.is_grad_enabled() else made_by_eval(model)
-    twins = {id(each): twin(each, mode) for each in by_eval.values()}
-    opaque = OpaqueCalls(model, names, autocast, learnt, dependence, unmarked=unmarked, made_anew=twins.values())
-    is_first = dims == _ANY_ROWS[0]  # the last try tells who takes rows for a number
-    caught = Interceptions(model, opaque, checks, carriers if is_first else ())
-    with mode:
-        anchor = torch.empty((), requires_grad=True, device="cpu")
-    calls, watched = replaced(opaque, anchor), caught.active()
-    kept = Memento(model.named_modules()).exchanged(twins)  # torch.export gives modules copies of lists and dicts
-    ready = exportable(model, mode, args, kwargs)
-    with kept, ready, calls, watched, mode, casting(autocast, "cpu"), ctc_losses(), on_cpu():
-        dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
-        exported = partial(torch.export.export, model, args, kwargs, dynamic_shapes=dynamic, strict=False)
-        program = exported()
-        changes, replaced_buffers = caught.changes, caught.replaced
-        _check_repeated(model, program, opaque, caught, exported)
-    _check_replaced(model, program, replaced_buffers)
-    _check_ways_out(model, program, {name: twins[id(each)] for name, each in by_eval.items()})
-    domain = find_domain(program, input_key(structure, leaves))
-    graph = without_regions(program.graph_module, autocast=autocast is not None)
-    functional = Functional(graph, _input_kinds(program), opaque.calls, caught.hooks)
-    tables = [each for each in (*changes, *replaced_buffers)
-              if _follows_from_shapes(each, program) and caught.reads.has(attribute_of(each))]  # fmt: skip
-    notes = Notes((each for each in changes if not _is_kept_mask(each, program)), caught.reads)
-    statistics = frozenset(
-        f"{name}.{key}"
-        for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, _BatchNorm)
-        for key in ("running_mean", "running_var", "num_batches_tracked")
-    )
-    return Capture(
-        functional.graph, functional.together, program, opaque.names, opaque.calls, checks.known, leaves, rows,
-        carriers, domain, left_behind(opaque.leftovers, changes), notes, tables, opaque.leftovers.read, caught.flags,
-        statistics,
-    )  # fmt: skip
-
-
-def _check_repeated(
-    model: nn.Module,
-    program: ExportedProgram,
-    opaque: OpaqueCalls,
-    caught: Interceptions,
-    again: Callable[[], ExportedProgram],
-) -> None:
-    """The forward leaves Python state changed: a second call must do the same, and change nothing more.
-
-    So it must where a cached function has made objects: of those that were there before, changes are seen. A tensor
-    that follows from the shapes of inputs alone (a mask that is kept) is none of that: it is made anew. Nor is what a
-    forward notes in an attribute that it does not read before (the number of rows, states of a recurrence).
-    """
-    changes = [change for change in caught.changes if not _is_kept_mask(change, program)]
-    made = [f"what {name} has made" for name in caught.made]
-    if not changes and not made:
-        return
-    had = (each for each in changes if isinstance(each.holder, nn.Module) and each.before is not ABSENT)
-    settled = [each for each in had if type(each.now) in ATOMS]
-    for change in settled:  # torch.export has put back what was there before, but leaves what was not
-        vars(change.holder)[change.key] = change.now
-    masks = [
-        (space, change.key, change.before)
-        for change in caught.changes
-        if _is_kept_mask(change, program) and (space := _space(change)) is not None
-    ]
-    put(masks)
-    first, calls = _in_words(program, opaque, caught), len(opaque.calls)
-    try:
-        second = again()
-        same = _in_words(second, opaque, caught) == first
-    except Exception:
-        if not masks:
-            raise
-        second, same = program, False  # it looks for a mask that it makes but once
-    del opaque.calls[calls:]
-    odd = [each for each in caught.changes if not _is_replaced_tensor(each) and not _is_kept_mask(each, second)]
-    further = [change for change in odd if caught.reads.has(attribute_of(change))]
-    noted = [change for change in odd if not caught.reads.has(attribute_of(change))]
-    if same and not further and not _reads_replaced(program, changes) and not _reached([*settled, *noted], opaque):
-        return
-    found = [*(change.name for change in (*further, *changes)), *made]
-    called = {call.module for call in opaque.calls}
-    passed = [each for each in opaque.names if each not in called and found[0].startswith(f"{each}.")]
-    if passed:
-        raise MarkingError(
-            f"the forward of {type(model).__name__} never calls {passed[0]!r}, only modules in it, whose code is"
-            f" followed then: it changes {found[0]}, and a captured graph would do what the first call did for ever",
-            hint="mark the modules that the forward calls, or have it call this one",
-        )
-    raise MarkingError(
-        f"the forward of {type(model).__name__} changes {found[0]} outside its partitions: a"
-        " captured graph would do what the first call did for ever",
-        hint="keep it in a buffer (register_buffer) that tensor operations change, or mark a larger module that"
-        " contains the line; set a flag in the model's builder",
-    )
-
-
-def _reached(changes: Sequence[StateChange], opaque: OpaqueCalls) -> bool:
-    """True if code of a call can reach a module that the code around it changes: its worker would not see that."""
-    holders = {id(change.holder) for change in changes}
-    functions = {call.label: call.function for call in opaque.calls if call.function is not None}
-    inside = [each for modules in opaque.isolation.inside.values() for each in modules]
-    return bool(holders) and any(id(each) in holders for _, each in reach(functions, inside))
-
-
-def _space(change: StateChange) -> dict[str, Any] | None:
-    """The dict that has the entry; None: it is in none."""
-    if isinstance(change.holder, nn.Module):
-        return vars(change.holder)
-    return change.holder if isinstance(change.holder, dict) and change.key is not None else None
-
-
-def _is_kept_mask(change: StateChange, program: ExportedProgram) -> bool:
-    return (change.before is None or change.before is ABSENT) and _follows_from_shapes(change, program)
-
-
-def _follows_from_shapes(change: StateChange, program: ExportedProgram) -> bool:
-    """A tensor was left that is made of shapes alone."""
-    if not isinstance(change.now, FakeTensor):
-        return False
-    storage = storage_of(change.now)
-    values = ((node, node.meta.get("val")) for node in program.graph.nodes)
-    makers = [node for node, value in values if isinstance(value, torch.Tensor) and storage_of(value) == storage]
-    return bool(makers) and all(map(shape_alone, makers))
-
-
-def _is_replaced_tensor(change: StateChange) -> bool:
-    return isinstance(change.before, torch.Tensor) and isinstance(change.now, torch.Tensor)
-
-
-def _reads_replaced(program: ExportedProgram, changes: Sequence[StateChange]) -> bool:
-    """True if a forward reads a tensor in whose place it leaves another one, for the next forward."""
-    replaced = {id(change.before) for change in changes if _is_replaced_tensor(change)}
-    return any(id(each) in replaced for each in _tensors_beside(program))
-
-
-def _in_words(program: ExportedProgram, opaque: OpaqueCalls, caught: Interceptions) -> list[str]:
-    """A graph's nodes, each as what it does to which; opaque calls by what they call, hooks by what they run."""
-    numbers = {node: n for n, node in enumerate(program.graph.nodes)}
-    found = []
-    for node in program.graph.nodes:
-        args: Any = fx.map_arg((node.args, node.kwargs), lambda each: f"%{numbers[each]}")
-        if is_call(node):
-            call = opaque.calls[int(node.args[0])]
-            args = (call.label, repr(call.arguments), *args[0][1:])
-        elif is_hook(node):
-            args = (in_words(caught.hooks.get(int(node.args[0]))), *args[0][1:])
-        found.append(f"{node.op} {node.target} {args}")
-    return found
-
-
-def _check_replaced(model: nn.Module, program: ExportedProgram, replaced: Sequence[StateChange]) -> None:
-    """A buffer of another shape in the place of one follows from shapes alone: it is made anew wherever it is read."""
-    if lost := [each.name for each in replaced if not _is_kept_mask(each, program)]:
-        raise MarkingError(
-            f"the forward of {type(model).__name__} puts another tensor in the place of {lost[0]!r}, of another shape"
-            " or type, or of a parameter",
-            hint="a buffer may be replaced by one of its own shape and type; keep others in an attribute, or mark a"
-            " module that contains the line",
-        )
-
-
 def _check_ways_out(model: nn.Module, program: ExportedProgram, by_eval: Mapping[str, torch.Tensor]) -> None:
     """A tensor that a module made and did not return is a fake one without a node: export takes it for a constant."""
     words = pytree.tree_leaves([(node.args, node.kwargs) for node in program.graph.nodes])
@@ -472,7 +370,7 @@ def _check_ways_out(model: nn.Module, program: ExportedProgram, by_eval: Mapping
             hint="draw with torch's default generator, which the runtime seeds for every micro-batch, or mark a larger"
             " module that contains the line",
         )
-    beside = _tensors_beside(program)
+    beside = tensors_beside(program)
     if any(each.is_meta for each in beside):
         raise MarkingError(
             f"the forward of {type(model).__name__} reads a tensor on the meta device",
@@ -505,12 +403,6 @@ def _each_its_own(leaves: Sequence[Any]) -> list[Any]:
         else leaf
         for n, (leaf, storage) in enumerate(zip(leaves, storages, strict=True))
     ]
-
-
-def _tensors_beside(program: ExportedProgram) -> list[torch.Tensor]:
-    """The tensors that a forward reads and that are no input, parameter or buffer."""
-    specs = [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.CONSTANT_TENSOR]
-    return [program.constants[str(spec.target)] for spec in specs]
 
 
 def _input_kinds(program: ExportedProgram) -> dict[str, tuple[InputKind, str]]:

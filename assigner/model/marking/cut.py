@@ -20,28 +20,25 @@ from assigner.model.deferred.vocabulary import vocabulary_of
 from assigner.model.marking.capture import Capture, capture, opened_in_vain
 from assigner.model.marking.cutter import Cutter
 from assigner.model.marking.domain import input_key
+from assigner.model.marking.graph import FirstCut
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.leftovers import check_apart, check_followed, check_loss, left_by_module
-from assigner.model.marking.marks import Mark, find_marks
+from assigner.model.marking.marks import find_marks
 from assigner.model.marking.modules import modules_inside, modules_outside, opaque_modules
-from assigner.model.marking.realforward import Maker, example_inputs, kept_draws, learn
-from assigner.model.marking.rows import EXAMPLE_ROWS, NOTHING, batch_rows, find_carriers
-from assigner.model.marking.tables import CapturedTables, FoundTables, leaves_as, neighbours
+from assigner.model.marking.realforward import kept_draws
+from assigner.model.marking.rows import EXAMPLE_ROWS, NOTHING, batch_rows
+from assigner.model.marking.tables import FoundTables, leaves_as, neighbours
 from assigner.model.members import named_parameters
-from assigner.model.workload import call_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
     from torch.utils._pytree import TreeSpec
 
-    from assigner.model.marking.domain import InputKey
     from assigner.model.marking.fakeforward import Named
     from assigner.model.marking.graph import ModelOutput, PartitionGraph
     from assigner.model.marking.leftovers import Notes
-    from assigner.model.marking.observation import LearntCall
-    from assigner.model.marking.rows import RowLeaves
     from assigner.model.workload import Workload
 
 
@@ -70,7 +67,7 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
         with kept_draws():
             return workload.make_batch(rows, workload.seed)[0]
 
-    captured_for = partial(_captured_for, deferred, marked, maker, rows.inputs, autocast=workload.autocast)
+    captured_for = partial(capture, deferred, [*marked], maker, rows.inputs, autocast=workload.autocast)
     captured = captured_for(example[0])
     check_loss(workload.loss, deferred.model, captured.left)
     read = _read_by(deferred.model, modules_outside(deferred.model, captured.opaque))
@@ -85,9 +82,11 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
         calls[call.label].append(call.effects.order)
     order = {label: _together(each) for label, each in calls.items()}
     return replace(
-        cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left, order=order,
-        notes=[captured.notes], opened=captured.opened, tables=[_tables_of(captured, training=True)],
-        rows=rows, maker=maker, learnt=any(call.learnt for call in captured.calls),
+        cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left, order=order, rows=rows,
+        first=FirstCut(
+            maker, learnt=any(call.learnt for call in captured.calls), opened=captured.opened,
+            notes=[captured.notes], tables=[captured.kept],
+        ),
     )  # fmt: skip
 
 
@@ -159,48 +158,6 @@ def _check_names(workload: Workload, deferred: DeferredModel) -> None:
             )
 
 
-def _captured_for(
-    deferred: DeferredModel,
-    marked: Mapping[str, Mark],
-    maker: Maker,
-    row_leaves: RowLeaves,
-    inputs: Any,
-    *,
-    autocast: str | None,
-    any_rows: bool = True,
-    training: bool = True,
-    sized: InputKey | None = None,
-    opened: Mapping[str, CrossingError] | None = None,
-    others: Sequence[CapturedTables] = (),
-) -> Capture:
-    """A capture for inputs like these, where batches of `maker` tell what modules give whose forward needs values.
-
-    Where they have the sizes of those that `sized` is the key of, but for the rows, it holds for no others: a forward
-    that needs values there takes seconds to be followed with symbols for all sizes.
-    """
-    leaves, structure = pytree.tree_flatten(call_arguments(inputs))
-    _, carriers = find_carriers(row_leaves, structure, leaves)
-    tables = {place.name for each in others for place, _ in each.left.values.values()}
-    tables &= {name for name, _ in deferred.model.named_buffers()}
-
-    def learn_calls(names: Sequence[str], wanted: Mapping[str, Exception | None]) -> Mapping[str, Sequence[LearntCall]]:
-        batches = example_inputs(maker, leaves, carriers)
-        return learn(deferred, names, batches, structure, wanted=wanted, autocast=autocast, training=training)
-
-    return capture(
-        deferred.model, list(marked), inputs, autocast=autocast, any_rows=any_rows, row_leaves=row_leaves,
-        training=training, learner=learn_calls,
-        these_sizes=sized is not None and input_key(structure, leaves).differs_in_rows(sized, carriers),
-        opened=opened or {}, others=others, originals=deferred.materialise(tables) if tables else {},
-    )  # fmt: skip
-
-
-def _tables_of(captured: Capture, *, training: bool) -> CapturedTables:
-    """What a capture leaves for the next one, empty where it leaves nothing."""
-    left = captured.kept or FoundTables(captured.domain.example, {})
-    return CapturedTables(training, captured.opened, left)
-
-
 _MOST_RECUTS = 64
 
 
@@ -247,11 +204,13 @@ def _runs_in(graph: PartitionGraph, order: Sequence[str]) -> bool:
 
 
 def _recut(graph: PartitionGraph, inputs: Any, *, training: bool, order: Sequence[str] = ()) -> PartitionGraph:
-    deferred = graph.deferred
-    marked, opened = find_marks(deferred.model, graph.marks), dict(graph.opened)
-    left = [each for each in graph.tables if each.left.values]
+    deferred, first = graph.deferred, graph.first
+    assert first is not None  # it is one that was cut first
+    marked, opened = find_marks(deferred.model, graph.marks), dict(first.opened)
+    left = [each for each in first.tables if each.values]
+    captured_for = partial(_captured_again, graph, first, [*marked])
     while True:
-        captured = _captured_again(graph, marked, inputs, training=training, opened=opened, others=left)
+        captured = captured_for(inputs, training=training, opened=opened, others=left)
         try:
             cutter = Cutter(
                 deferred, marked, captured, graph.last.autocast,
@@ -266,11 +225,11 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool, order: Sequenc
                 raise
             names = (name for name, _ in modules_inside(deferred.model, error.module))
             opened = {**captured.opened, **dict.fromkeys(names, error)}
-    followed = _followed(graph, captured)
+    followed = _followed(graph, first.opened, captured)
     read_elsewhere = captured.read_elsewhere | captured.notes.reads.of(followed)
     read = _read_by(deferred.model, followed) if followed else cut.read
-    _check_notes(graph, captured.notes)
-    _check_found(graph, marked, captured, training=training)
+    _check_notes(type(deferred.model).__name__, first.notes, captured.notes)
+    _check_found(first.tables, captured, captured_for)
     try:
         check_apart(deferred.model, graph.left, read_elsewhere)
         check_followed(followed, read, graph.left)
@@ -281,10 +240,10 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool, order: Sequenc
     return replace(cut, read=read, read_elsewhere=read_elsewhere)
 
 
-def _followed(graph: PartitionGraph, captured: Capture) -> Named:
+def _followed(graph: PartitionGraph, opened: Mapping[str, CrossingError], captured: Capture) -> Named:
     """The modules whose own code is followed in a capture, and was one call, or within one, in the first one."""
     model = graph.deferred.model
-    known = modules_outside(model, opaque_modules(model, graph.marks, graph.opened))
+    known = modules_outside(model, opaque_modules(model, graph.marks, opened))
     names = {name for name, _ in known}
     return [(name, each) for name, each in modules_outside(model, captured.opaque) if name not in names]
 
@@ -301,60 +260,60 @@ def _check_called(graph: PartitionGraph, cut: PartitionGraph) -> None:
         for name in piece.called:
             own = {f"{name}.{each}" for each in graph.deferred.model.get_submodule(name).state_dict()}
             if name not in graph.piece[piece.name].called and own <= held:
-                error = CrossingError(f"{piece.name!r} calls {name!r}, which it does not have under the plan")
-                error.module = name
-                raise error
+                raise CrossingError(
+                    f"{piece.name!r} calls {name!r}, which it does not have under the plan", module=name
+                )
 
 
 def _captured_again(
     graph: PartitionGraph,
-    marked: Mapping[str, Mark],
+    first: FirstCut,
+    marked: Sequence[str],
     inputs: Any,
     *,
     training: bool,
     opened: Mapping[str, CrossingError],
-    others: Sequence[CapturedTables],
+    others: Sequence[FoundTables],
 ) -> Capture:
-    assert graph.maker is not None  # it is one that was cut first
     with graph.deferred.mode(training=training):
-        return _captured_for(
-            graph.deferred, marked, graph.maker, graph.rows.inputs, inputs,
+        return capture(
+            graph.deferred, marked, first.maker, graph.rows.inputs, inputs,
             autocast=graph.last.autocast, any_rows=False, training=training,
-            sized=graph.domain.example if graph.learnt else None, opened=opened, others=others,
+            sized=graph.domain.example if first.learnt else None, opened=opened, others=others,
         )  # fmt: skip
 
 
-def _check_found(graph: PartitionGraph, marked: Mapping[str, Mark], captured: Capture, *, training: bool) -> None:
-    """Earlier captures must hold where they find the tables that this one leaves, too.
+def _check_found(known: list[FoundTables], captured: Capture, captured_for: Callable[..., Capture]) -> None:
+    """Earlier captures must hold where they find the tables that this one leaves, too: it is one of them from then on.
 
     Raises:
         MarkingError: one does not.
     """
-    own = _tables_of(captured, training=training)
-    for other in neighbours(graph.tables, own.left.count) if captured.tables else ():
-        if not other.left.values or not leaves_as(captured, other.left):
-            inputs, opened = other.left.sizes.inputs(), {**other.opened, **captured.opened}
-            _captured_again(graph, marked, inputs, training=other.training, opened=opened, others=[own])
-    graph.tables.append(own)
-    del graph.tables[1:-_MOST_RECUTS]
+    own = captured.kept
+    for other in neighbours(known, own.count) if captured.tables else ():
+        if not other.values or not leaves_as(captured, other):
+            inputs, opened = other.sizes.inputs(), {**other.opened, **captured.opened}
+            captured_for(inputs, training=other.training, opened=opened, others=[own])
+    known.append(own)
+    del known[1:-_MOST_RECUTS]
 
 
-def _check_notes(graph: PartitionGraph, notes: Notes) -> None:
+def _check_notes(name: str, known: list[Notes], notes: Notes) -> None:
     """Each forward was captured as the first one: what others leave, it must not find, or find as it leaves it.
 
     Raises:
         MarkingError: a forward may find what another one has set, by which its graph was not captured.
     """
-    for others in graph.notes:
+    for others in known:
         if found := notes.found_of(others) or others.found_of(notes):
             raise MarkingError(
-                f"the forward of {type(graph.deferred.model).__name__} sets {found} outside its partitions to"
+                f"the forward of {name} sets {found} outside its partitions to"
                 " another value for these inputs than for those before, or in one mode alone, and may read it: a"
                 " captured graph would go on with its own",
                 hint="mark a larger module that contains the line, or set it in the model's builder",
             )
-    if not any(map(notes.says_as, graph.notes)):
-        graph.notes.append(notes)
+    if not any(map(notes.says_as, known)):
+        known.append(notes)
 
 
 def _on_cpu(leaf: Any) -> Any:

@@ -31,7 +31,7 @@ from assigner.model.marking.nodes import is_item
 from assigner.model.marking.partitionmodule import PartitionModule, around_module, build_module
 from assigner.model.marking.realforward import Maker
 from assigner.model.marking.rows import BatchRows
-from assigner.model.marking.tables import CapturedTables
+from assigner.model.marking.tables import FoundTables
 from assigner.model.members import named_buffers, named_parameters
 
 LEAF = object()
@@ -174,6 +174,25 @@ class ModelOutput:
         return [next(waiting) if each is LEAF else each for each in self.leaves]
 
 
+@dataclass(frozen=True)
+class FirstCut:
+    """What the first cut of a model keeps for further ones: for other inputs, or in the other mode.
+
+    Args:
+        maker: Has batches with values, for partitions whose forward needs them to be captured.
+        learnt: What a partition returns was learnt from such batches, for these sizes beside the rows.
+        opened: The unmarked modules whose code was followed, each with why.
+        notes: Of all captures so far, each with what it leaves and reads in attributes.
+        tables: What each of them leaves for the next one, in whichever mode.
+    """
+
+    maker: Maker
+    learnt: bool
+    opened: Mapping[str, CrossingError]
+    notes: list[Notes]
+    tables: list[FoundTables]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class PartitionGraph:
     """A model cut at its marks.
@@ -192,12 +211,8 @@ class PartitionGraph:
         left: What forwards change of the builder's objects, as `leftovers.left_behind` gives it.
         order: Of the operations of what partitions call, by its name, in all of its calls: see `Operations`. How calls
             follow each other, the graph says.
-        notes: Of its captures, each with what it leaves and reads in attributes.
-        tables: Likewise, with the tables that it keeps for the next one.
-        opened: The unmarked modules whose code was followed, each with why.
         rows: What carries the rows of a batch.
-        maker: Has batches with values, for partitions whose forward needs them to be captured; None: it was cut again.
-        learnt: What a partition returns was learnt from batches with values, for these sizes beside the rows.
+        first: What further cuts of the model go by; None: this is such a one.
         recuts: The same model cut for other inputs, by `training`, as far as that was needed (see `recut`).
     """
 
@@ -213,12 +228,8 @@ class PartitionGraph:
     changed: frozenset[str] = frozenset()
     left: Mapping[tuple[int, str], str] = field(default_factory=dict)
     order: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    notes: list[Notes] = field(default_factory=list)
-    tables: list[CapturedTables] = field(default_factory=list)
-    opened: Mapping[str, CrossingError] = field(default_factory=dict)
     rows: BatchRows = field(default_factory=BatchRows)
-    maker: Maker | None = None
-    learnt: bool = False
+    first: FirstCut | None = None
     recuts: dict[bool, list[PartitionGraph]] = field(default_factory=lambda: {True: [], False: []})
 
     def check_read(self) -> None:

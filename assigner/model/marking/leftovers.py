@@ -342,10 +342,9 @@ def _read_elsewhere(partition: str, name: str) -> CrossingError:
 
 
 def _crossing(partition: str, what: str) -> CrossingError:
-    error = CrossingError(
+    return CrossingError(
         f"the forward of {partition!r} changes {what}, and code outside of it reads or sets that:"
         " nobody sends it from the worker that runs it, or to that",
         hint="return it from the marked module, leave that module unmarked, or mark a larger one that contains both",
+        module=partition,
     )
-    error.module = partition
-    return error

@@ -55,10 +55,19 @@ class TablePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class FoundTables:
-    """What a forward finds that another one has left: tables by their places, and the sizes of that one's inputs."""
+    """What one forward leaves, and another one may find.
+
+    Args:
+        sizes: The key of its inputs.
+        values: The tables by their places.
+        training: The mode that it was captured in.
+        opened: The unmarked modules whose code that capture has followed, each with why.
+    """
 
     sizes: InputKey
     values: Mapping[tuple[int, Any], tuple[TablePlace, torch.Tensor]]
+    training: bool
+    opened: Mapping[str, CrossingError]
 
     @property
     def count(self) -> int:
@@ -88,35 +97,28 @@ class FoundTables:
             yield
 
 
-@dataclass(frozen=True)
-class CapturedTables:
-    """What one capture of a model leaves for others, with its mode, and the unmarked modules whose code it followed."""
-
-    training: bool
-    opened: Mapping[str, CrossingError]
-    left: FoundTables
-
-
-def neighbours(captured: Sequence[CapturedTables], count: int) -> list[CapturedTables]:
-    """Those captures whose tables are next to so many elements: what is alike for these is so for those beyond."""
-    found: list[CapturedTables] = []
+def neighbours(every: Sequence[FoundTables], count: int) -> list[FoundTables]:
+    """Those next to so many elements, of each mode: what is alike for these is so for those beyond."""
+    found: list[FoundTables] = []
     for training in (True, False):
-        sized = sorted((each for each in captured if each.training is training), key=lambda each: each.left.count)
-        smaller = [each for each in sized if each.left.count < count]
-        larger = [each for each in sized if each.left.count > count]
-        found += [*smaller[-1:], *(each for each in sized if each.left.count == count), *larger[:1]]
+        sized = sorted((each for each in every if each.training is training), key=lambda each: each.count)
+        smaller = [each for each in sized if each.count < count]
+        larger = [each for each in sized if each.count > count]
+        found += [*smaller[-1:], *(each for each in sized if each.count == count), *larger[:1]]
     return found
 
 
 def left_by(captured: Capture, key: InputKey) -> FoundTables | None:
     """The tables that a captured forward leaves for inputs of some sizes; None: they do not follow from these."""
+    if not captured.tables:
+        return FoundTables(key, {}, captured.training, captured.opened)
     values, found = NodeValues(captured, key), {}
     for each in captured.tables:
         value = values.of_memory(each.now)
         if value is None:
             return None
         found[id(each.holder), each.key] = TablePlace(each.name, each.holder, each.key), value
-    return FoundTables(key, found)
+    return FoundTables(key, found, captured.training, captured.opened)
 
 
 def leaves_as(captured: Capture, others: FoundTables) -> bool:
@@ -309,7 +311,7 @@ def _space(holder: Any) -> dict[Any, Any]:
 def check_tables(
     name: str,
     first: Capture,
-    others: Sequence[CapturedTables],
+    others: Sequence[FoundTables],
     again: Callable[[FoundTables, InputKey], Capture],
 ) -> FoundTables:
     """A forward does the same whichever tables it finds: those of the builder, or what others have left.
@@ -349,16 +351,15 @@ def check_tables(
     return own
 
 
-def _starts(first: Capture, others: Sequence[CapturedTables], own: FoundTables) -> list[tuple[FoundTables, InputKey]]:
+def _starts(first: Capture, others: Sequence[FoundTables], own: FoundTables) -> list[tuple[FoundTables, InputKey]]:
     """Which tables a forward is to find, each with the sizes of its inputs then.
 
     They are of its neighbours, unless these leave what it leaves itself; and of its own for one larger size, of each
     that they depend on. Where it holds for no larger one, it finds those for its example with a smaller one.
     """
     example = first.domain.example
-    near = (each.left for each in neighbours(others, own.count))
-    tries = [(each, example) for each in near if not leaves_as(first, each)]
-    for larger, smaller in first.domain.beside():
+    tries = [(each, example) for each in neighbours(others, own.count) if not leaves_as(first, each)]
+    for larger, smaller in first.domain.beside() if own.values else ():
         key = larger or smaller
         left = None if key is None else left_by(first, key)
         if key is not None and left is not None and not left.are_as(own):

@@ -1,0 +1,204 @@
+"""What code between partitions leaves in Python: a captured graph has none of it, so the next call must do the same.
+
+    self.calls += 1                        read first, and another value each time: refused
+    self.ready = True                      read first, and the same from then on: all else must be, too
+    self.rows = x.shape[0]                 set before it is read: a local variable, whatever it holds
+    self.mask = ones(n).tril()             follows from shapes alone: made anew by the graph (else: tables)
+
+Where more than such tensors is left, the forward is exported once more with what it has left, and must be the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export.graph_signature import InputKind
+
+from assigner.errors import MarkingError
+from assigner.model.deferred.contents import ATOMS
+from assigner.model.deferred.memento import ABSENT, StateChange, put
+from assigner.model.deferred.mutation import storage_of
+from assigner.model.deferred.reach import reach
+from assigner.model.marking.interception import in_words, is_hook
+from assigner.model.marking.leftovers import Notes, attribute_of
+from assigner.model.marking.nodes import opaque_call, shape_alone
+from assigner.model.marking.opaque import is_call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.export import ExportedProgram
+
+    from assigner.model.marking.interception import Interceptions
+    from assigner.model.marking.opaque import OpaqueCalls
+
+
+class Remains:
+    """What the forward of one export has left in Python.
+
+    Args:
+        program: The export.
+        caught: What has happened in it.
+
+    Attributes:
+        changes: Python state that is another now.
+        replaced: The buffers and parameters in whose places there are tensors of other shapes.
+    """
+
+    def __init__(self, program: ExportedProgram, caught: Interceptions) -> None:
+        self.program, self.changes, self.replaced, self.reads = program, caught.changes, caught.replaced, caught.reads
+
+    def follows_from_shapes(self, change: StateChange) -> bool:
+        """Whether a tensor was left that is made of shapes alone."""
+        if not isinstance(change.now, FakeTensor):
+            return False
+        storage = storage_of(change.now)
+        values = ((node, node.meta.get("val")) for node in self.program.graph.nodes)
+        makers = [node for node, value in values if isinstance(value, torch.Tensor) and storage_of(value) == storage]
+        return bool(makers) and all(map(shape_alone, makers))
+
+    def is_mask(self, change: StateChange) -> bool:
+        """Whether it was left where nothing was before: a mask that is kept, and made anew wherever it is read."""
+        return (change.before is None or change.before is ABSENT) and self.follows_from_shapes(change)
+
+    @property
+    def others(self) -> list[StateChange]:
+        """The changes beside such masks."""
+        return [each for each in self.changes if not self.is_mask(each)]
+
+    @property
+    def tables(self) -> list[StateChange]:
+        """What follows from shapes, and the forward may find as another one has left it."""
+        every = (*self.changes, *self.replaced)
+        return [each for each in every if self.follows_from_shapes(each) and self.reads.has(attribute_of(each))]
+
+    @property
+    def notes(self) -> Notes:
+        """What it leaves and reads in attributes."""
+        return Notes(self.others, self.reads)
+
+
+def check_repeated(
+    model: nn.Module, first: Remains, caught: Interceptions, again: Callable[[], ExportedProgram]
+) -> None:
+    """A second call must do what the first one has done, and change nothing more that it reads.
+
+    So it must where a cached function has made objects: of those that were there before, changes are seen.
+
+    Args:
+        model: Whose forward; torch.export has put back what was there before, but leaves what was not.
+        first: What it has left.
+        caught: What happens in the model's code; of `again`, too.
+        again: Exports it once more.
+
+    Raises:
+        MarkingError: it does something else.
+    """
+    changes, made = first.others, [f"what {name} has made" for name in caught.made]
+    if not changes and not made:
+        return
+    settled = [
+        each for each in changes
+        if isinstance(each.holder, nn.Module) and each.before is not ABSENT and type(each.now) in ATOMS
+    ]  # fmt: skip
+    put((vars(each.holder), each.key, each.now) for each in settled)
+    masks = [
+        (space, each.key, each.before)
+        for each in first.changes
+        if first.is_mask(each) and (space := _space(each)) is not None
+    ]
+    put(masks)
+    opaque = caught.opaque
+    words, calls = _in_words(first.program, caught), len(opaque.calls)
+    try:
+        second = again()
+        same = _in_words(second, caught) == words
+    except Exception:
+        if not masks:
+            raise
+        second, same = first.program, False  # it looks for a mask that it makes but once
+    del opaque.calls[calls:]
+    odd = [each for each in Remains(second, caught).others if not _is_replaced_tensor(each)]
+    further = [each for each in odd if caught.reads.has(attribute_of(each))]
+    noted = [each for each in odd if not caught.reads.has(attribute_of(each))]
+    if same and not further and not _reads_replaced(first) and not _reached([*settled, *noted], opaque):
+        return
+    found = [*(each.name for each in (*further, *changes)), *made]
+    called = {call.module for call in opaque.calls}
+    passed = [each for each in opaque.names if each not in called and found[0].startswith(f"{each}.")]
+    if passed:
+        raise MarkingError(
+            f"the forward of {type(model).__name__} never calls {passed[0]!r}, only modules in it, whose code is"
+            f" followed then: it changes {found[0]}, and a captured graph would do what the first call did for ever",
+            hint="mark the modules that the forward calls, or have it call this one",
+        )
+    raise MarkingError(
+        f"the forward of {type(model).__name__} changes {found[0]} outside its partitions: a"
+        " captured graph would do what the first call did for ever",
+        hint="keep it in a buffer (register_buffer) that tensor operations change, or mark a larger module that"
+        " contains the line; set a flag in the model's builder",
+    )
+
+
+def check_replaced(model: nn.Module, left: Remains) -> None:
+    """A buffer of another shape in the place of one follows from shapes alone: it is made anew wherever it is read.
+
+    Raises:
+        MarkingError: it does not.
+    """
+    if lost := [each.name for each in left.replaced if not left.follows_from_shapes(each)]:
+        raise MarkingError(
+            f"the forward of {type(model).__name__} puts another tensor in the place of {lost[0]!r}, of another shape"
+            " or type, or of a parameter",
+            hint="a buffer may be replaced by one of its own shape and type; keep others in an attribute, or mark a"
+            " module that contains the line",
+        )
+
+
+def tensors_beside(program: ExportedProgram) -> list[torch.Tensor]:
+    """The tensors that a forward reads and that are no input, parameter or buffer."""
+    specs = [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.CONSTANT_TENSOR]
+    return [program.constants[str(spec.target)] for spec in specs]
+
+
+def _space(change: StateChange) -> dict[str, Any] | None:
+    """The dict that has the entry; None: it is in none."""
+    if isinstance(change.holder, nn.Module):
+        return vars(change.holder)
+    return change.holder if isinstance(change.holder, dict) and change.key is not None else None
+
+
+def _is_replaced_tensor(change: StateChange) -> bool:
+    return isinstance(change.before, torch.Tensor) and isinstance(change.now, torch.Tensor)
+
+
+def _reads_replaced(left: Remains) -> bool:
+    """True if a forward reads a tensor in whose place it leaves another one, for the next forward."""
+    replaced = {id(change.before) for change in left.changes if _is_replaced_tensor(change)}
+    return any(id(each) in replaced for each in tensors_beside(left.program))
+
+
+def _reached(changes: Sequence[StateChange], opaque: OpaqueCalls) -> bool:
+    """True if code of a call can reach a module that the code around it changes: its worker would not see that."""
+    holders = {id(change.holder) for change in changes}
+    functions = {call.label: call.function for call in opaque.calls if call.function is not None}
+    inside = [each for modules in opaque.isolation.inside.values() for each in modules]
+    return bool(holders) and any(id(each) in holders for _, each in reach(functions, inside))
+
+
+def _in_words(program: ExportedProgram, caught: Interceptions) -> list[str]:
+    """A graph's nodes, each as what it does to which; opaque calls by what they call, hooks by what they run."""
+    numbers = {node: n for n, node in enumerate(program.graph.nodes)}
+    found = []
+    for node in program.graph.nodes:
+        args: Any = fx.map_arg((node.args, node.kwargs), lambda each: f"%{numbers[each]}")
+        if is_call(node):
+            call, *_ = opaque_call(node, caught.opaque.calls)
+            args = (call.label, repr(call.arguments), *args[0][1:])
+        elif is_hook(node):
+            args = (in_words(caught.hooks.get(int(node.args[0]))), *args[0][1:])
+        found.append(f"{node.op} {node.target} {args}")
+    return found
