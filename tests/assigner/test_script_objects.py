@@ -441,6 +441,58 @@ def test_a_flag_that_other_shapes_set() -> None:
         recut(graph, structure, leaves, training=True)
 
 
+class Filling(nn.Linear):
+    """It writes into what it is given."""
+
+    def forward(self, x: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x if kept is None else x + kept.add_(x.detach().mean(0)))
+
+
+class Keeping(nn.Module):
+    """It keeps something for its next call that seems to follow from shapes alone, or from nothing."""
+
+    kept: torch.Tensor | None = None
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.ready = way, False
+        self.a, self.b = Filling(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def flag(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            scale = x.mean() * (2 if self.ready else 1)
+        self.ready = True
+        return self.a(x * scale)
+
+    def drawn(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            with torch.no_grad():
+                self.kept = torch.rand(WIDTH, dtype=x.dtype)
+        return self.a(x * self.kept)
+
+    def listed(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = torch.zeros(WIDTH, dtype=x.dtype)
+            torch._foreach_add_([self.kept], [x.detach().mean(0)])
+        return self.a(x * self.kept)
+
+    def given(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = torch.zeros(WIDTH, dtype=x.dtype)
+        return self.a(x, self.kept)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(getattr(self, self.way)(x))
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute")
+@pytest.mark.parametrize(("way", "changed"), [("flag", "ready"), ("drawn", "kept")])
+def test_what_code_without_gradient_keeps_is_looked_at(way: str, changed: str) -> None:
+    """A flag that it reads, and what it draws once: the graph would do the same for ever, and draw anew."""
+    with pytest.raises(MarkingError, match=f"changes Keeping.{changed} outside its partitions"):
+        partition_graph(workload(lambda: Keeping(way), "a", "b"))
+
+
 class Noting(nn.Module):
     """It keeps its mode and the inputs' shape; one reads the former in training, the other in longer inputs alone."""
 

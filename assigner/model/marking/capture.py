@@ -277,15 +277,19 @@ class _Looks:
         ready = exportable(model, mode, args, kwargs)
         with kept, ready, calls, watched, mode, casting(self.autocast, "cpu"), ctc_losses(), on_cpu():
             dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
-            exported = partial(torch.export.export, model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+
+            def exported() -> ExportedProgram:
+                program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+                without_regions(program.graph_module, autocast=self.autocast is not None)
+                return program
+
             program = exported()
             left = Remains(program, caught)
             check_repeated(model, left, caught, exported)
         check_replaced(model, left)
         _check_ways_out(model, program, {name: twins[id(each)] for name, each in by_eval.items()})
         domain = find_domain(program, input_key(structure, leaves))
-        graph = without_regions(program.graph_module, autocast=self.autocast is not None)
-        functional = Functional(graph, _input_kinds(program), opaque.calls, caught.hooks)
+        functional = Functional(program.graph, _input_kinds(program), opaque.calls, caught.hooks)
         statistics = frozenset(
             f"{name}.{key}"
             for name, module in model.named_modules(remove_duplicate=False)

@@ -190,7 +190,10 @@ def _reached(changes: Sequence[StateChange], opaque: OpaqueCalls) -> bool:
 
 
 def _in_words(program: ExportedProgram, caught: Interceptions) -> list[str]:
-    """A graph's nodes, each as what it does to which; opaque calls by what they call, hooks by what they run."""
+    """A graph's nodes, each as what it does to which, and whether with gradients.
+
+    Opaque calls by what they call, hooks by what they run.
+    """
     numbers = {node: n for n, node in enumerate(program.graph.nodes)}
     found = []
     for node in program.graph.nodes:
@@ -200,5 +203,5 @@ def _in_words(program: ExportedProgram, caught: Interceptions) -> list[str]:
             args = (call.label, repr(call.arguments), *args[0][1:])
         elif is_hook(node):
             args = (in_words(caught.hooks.get(int(node.args[0]))), *args[0][1:])
-        found.append(f"{node.op} {node.target} {args}")
+        found.append(f"{node.op} {node.target} {args} {node.meta.get('without_gradient')}")
     return found
