@@ -493,6 +493,14 @@ def test_what_code_without_gradient_keeps_is_looked_at(way: str, changed: str) -
         partition_graph(workload(lambda: Keeping(way), "a", "b"))
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attribute")
+@pytest.mark.parametrize("way", ["listed", "given"])
+def test_what_is_written_into_a_kept_tensor_counts(way: str) -> None:
+    """Also as one of a list, or by a partition: the graph would begin with zeros each time."""
+    with pytest.raises(MarkingError, match=r"changes Keeping\.kept outside its partitions"):
+        partition_graph(workload(lambda: Keeping(way), "a", "b"))
+
+
 class Noting(nn.Module):
     """It keeps its mode and the inputs' shape; one reads the former in training, the other in longer inputs alone."""
 

@@ -24,7 +24,7 @@ from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.reach import reach
 from assigner.model.marking.interception import in_words, is_hook
 from assigner.model.marking.leftovers import Notes, attribute_of
-from assigner.model.marking.nodes import opaque_call, shape_alone
+from assigner.model.marking.nodes import opaque_call, shape_alone, written_by
 from assigner.model.marking.opaque import is_call
 
 if TYPE_CHECKING:
@@ -50,14 +50,19 @@ class Remains:
 
     def __init__(self, program: ExportedProgram, caught: Interceptions) -> None:
         self.program, self.changes, self.replaced, self.reads = program, caught.changes, caught.replaced, caught.reads
+        self._calls = caught.opaque.calls
 
     def follows_from_shapes(self, change: StateChange) -> bool:
         """Whether a tensor was left that is made of shapes alone."""
         if not isinstance(change.now, FakeTensor):
             return False
-        storage = storage_of(change.now)
-        values = ((node, node.meta.get("val")) for node in self.program.graph.nodes)
-        makers = [node for node, value in values if isinstance(value, torch.Tensor) and storage_of(value) == storage]
+        memory = storage_of(change.now)
+        makers = [
+            node
+            for node in self.program.graph.nodes
+            for each in (node, *written_by(node, self._calls))  # a list of tensors is written to, or a call's
+            if isinstance(value := each.meta.get("val"), torch.Tensor) and storage_of(value) == memory
+        ]
         return bool(makers) and all(map(shape_alone, makers))
 
     def is_mask(self, change: StateChange) -> bool:
@@ -120,8 +125,8 @@ def check_repeated(
         if not masks:
             raise
         second, same = first.program, False  # it looks for a mask that it makes but once
-    del opaque.calls[calls:]
     odd = [each for each in Remains(second, caught).others if not _is_replaced_tensor(each)]
+    del opaque.calls[calls:]
     further = [each for each in odd if caught.reads.has(attribute_of(each))]
     noted = [each for each in odd if not caught.reads.has(attribute_of(each))]
     if same and not further and not _reads_replaced(first) and not _reached([*settled, *noted], opaque):
