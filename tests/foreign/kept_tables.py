@@ -265,3 +265,19 @@ class ByMostRows(Positioned):
         if self.table is None or self.table.shape[0] < rows or self.table.shape[1] != n:
             self.table = torch.ones(rows, n, dtype=x.dtype) / rows
         return x * self.table[:rows, :, None]
+
+
+@grows("in a buffer that is long enough at first, then by another formula", refusal=DEPENDS)
+class InOtherBuffer(InLongBuffer):
+    def begin(self):
+        super().begin()
+        self.positions.scale = 9
+
+
+@grows("no gradient passes where it is made", refusal=DEPENDS, inherent=True)
+class Stopped(Positioned):
+    def forward(self, x):
+        h = self.first(x)
+        with torch.set_grad_enabled(self.table is not None and torch.is_grad_enabled()):
+            h = torch.tanh(h)
+        return self.told((self.placed(x) + torch.tanh(self.second(h))).mean(1))

@@ -174,7 +174,7 @@ class NodeValues:
         if is_call(node):
             call, *_ = opaque_call(node, self._captured.calls)
             args = (call.label, repr(call.arguments))
-        return f"{node.op} {node.target} {args}"
+        return f"{node.op} {node.target} {args}{' without gradient' * bool(node.meta.get('without_gradient'))}"
 
     def number(self, value: Any) -> Any:
         """A size as a number; None: it depends on values."""
@@ -246,6 +246,8 @@ class NodeValues:
             value, read = node.meta.get("val"), [found[each] for each in node.all_input_nodes]
             if node in self.known and not tensor_leaves(value):
                 found[node] = digest([f"size {self.number(value)}"])
+            elif node in self.known and node.op == "placeholder":  # another table may stand there under the same name
+                found[node] = digest([f"tensor {id(self._constant(node))}"])
             else:
                 found[node] = digest([self.does(node), *map(str, read)])
         return found
