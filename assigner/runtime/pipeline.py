@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from assigner.model.workload import Batch, Workload
     from assigner.runtime.step.batchnorm import BatchNorm
     from assigner.runtime.step.outputs import Receiver
+    from assigner.runtime.update.building import Verdict
 
 
 class Pipeline(ModelState):
@@ -201,19 +202,19 @@ class Pipeline(ModelState):
             mine = [self._loss_values.digest(), *self._outside.digests()]
             told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
         self._rank_optimizer.memory.share(self._member, at, is_idle=self._rank_optimizer.is_idle)
-        self._member.agree(at, lambda: self._check_move(new, told))
+        verdict = self._member.agree(at, lambda: self._check_move(new, told))
         remat = Rematerialisation(self._remat, new)
         with self._member.guarded(at):
             self._member.take_place(new)
         self.plan = new
         self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded(at):
-            earlier, attributes = self._relocate(remat)
+            earlier, attributes = self._relocate(remat, verdict)
         self._member.settle()
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
         earlier.warn(self._installed.share, self._rank_optimizer, but=attributes)
 
-    def _relocate(self, remat: Rematerialisation) -> tuple[EarlierMemory, list[dict[str, Any]]]:
+    def _relocate(self, remat: Rematerialisation, verdict: Verdict) -> tuple[EarlierMemory, list[dict[str, Any]]]:
         """Have this rank's part of the plan in the place of that of an old one.
 
         Returns:
@@ -227,7 +228,7 @@ class Pipeline(ModelState):
         self._installed = self._install(remat)
         self._updated = updated
         self._installed.go_on_from(before)
-        self._rank_optimizer.move(self._installed.updated, self._installed.updated_elsewhere)
+        self._rank_optimizer.move(self._installed.updated, self._installed.updated_elsewhere, verdict)
         for partition, state in found.items():
             state.unpack(partition, self._installed.share)
         for of_parameters in moments:
@@ -244,7 +245,8 @@ class Pipeline(ModelState):
         """The next step drops gradients by a method that may leave something of them."""
         return self._rank_optimizer.keeps_gradients or "zero_grad" in vars(self._optimizer)
 
-    def _check_move(self, plan: Plan, told: Mapping[int, Sequence[float]]) -> None:
+    def _check_move(self, plan: Plan, told: Mapping[int, Sequence[float]]) -> Verdict:
+        """Refuse a move that would lose something; what is known of the optimizer under the new plan."""
         self._member.place(plan)
         self._outside.check_kept(self.state_dict, training=False)
         self._outside.check_moved(self.plan, plan, {rank: outside for rank, (_, *outside) in told.items()})
@@ -268,7 +270,7 @@ class Pipeline(ModelState):
             raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
         self._rank_optimizer.memory.check_moved(ranks=self._rank_optimizer.ranks)
         OptimizerState.of(self._installed.share.updated, self._rank_optimizer)
-        self._rank_optimizer.check(shares_of(self.graph, plan), holder_counts(self.graph, plan))
+        return self._rank_optimizer.check(shares_of(self.graph, plan), holder_counts(self.graph, plan))
 
     @of_one_batch
     def step(

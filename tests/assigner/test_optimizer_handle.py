@@ -143,8 +143,7 @@ def test_what_all_ranks_have_is_read_on_several():
         with pytest.raises(AttributeError, match="has for itself, by its name"):
             _ = handle._gamma
         made.local.count = 2.5  # as a step does
-        made.check([list(named)])
-        made.move(named, {})
+        made.move(named, {}, made.check([list(named)]))
 
 
 class Decaying(torch.optim.SGD):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from training_optimizers import OPTIMIZERS, ByTheMean, Orthogonal, muon_like, no_decay_by_name
 from workloads import WIDTH, Skips, graph_of, language, make_plan, skips
 
@@ -33,7 +34,7 @@ def check(build: Any, shares: Any = SHARES, model: nn.Module | None = None) -> b
     named = list((model or Skips()).named_parameters())
     made = replace(skips(), optimizer=build)
     handle = RankOptimizer(made, named, dict(named[:3]))
-    return handle.check(shares)
+    return handle.check(shares).was_tried
 
 
 class Clipping(torch.optim.SGD):
@@ -310,6 +311,23 @@ def test_what_a_script_turns_on_is_tried_out(place):
     assert f"but {place} was set since" in caught.value.message
     with pytest.raises(UsageError, match="looks at several"):
         made.check([NAMES[:2], NAMES[2:]])  # as by a move
+
+
+def test_a_hook_that_another_plan_was_refused_for_is_refused_under_this_one():
+    """It was tried out for a move that was not made: here each worker would clip by the norm of its own gradients."""
+    made, _ = spread(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+
+    def clip(optimizer: Any, *_: Any) -> None:
+        nn.utils.clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], 1.0)
+
+    clips = register_optimizer_step_pre_hook(clip)
+    try:
+        with pytest.raises(UsageError, match="looks at several"):
+            made.check([NAMES[:2], NAMES[2:]])  # as by a move
+        with pytest.raises(UsageError, match="a hook on the steps of all optimizers was registered after the pipeline"):
+            made.check_tried(lambda number: [number])
+    finally:
+        clips.remove()
 
 
 def test_a_setting_that_may_be_turned_on_is_tried_out_once(monkeypatch):

@@ -173,6 +173,12 @@ class Verdict:
     behaviour: StepBehaviour = field(default_factory=StepBehaviour)
     shares: Sequence[Collection[str]] | None = None  # as of `RankOptimizer.check`; None: it was not tried out
     tried: frozenset[Any] = frozenset()  # the kinds of settings of the script's with which it was
+    hooks: frozenset[int] = frozenset()  # those on the steps of all optimizers, which its trials had, too
+
+    @property
+    def was_tried(self) -> bool:
+        """The builder was called, for what has to be known of an optimizer that is not torch's own."""
+        return self.shares is not None
 
     def tried_out(self, optimizer: RankOptimizer, changed: Mapping[tuple[int, str], Any]) -> Verdict:
         """What small stand-ins tell of it.

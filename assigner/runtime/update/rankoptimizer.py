@@ -102,9 +102,9 @@ class RankOptimizer:
         self.hooks: tuple[Mapping[int, Callable[..., Any]], ...] = ({}, {})
         beside = beside or {}
         self._hold(held, beside)
-        if self.check(shares, holders):
+        self._verdict = self.check(shares, holders)
+        if self._verdict.was_tried:
             self._hold(held, beside)  # the one that the builder made last is the one that runs: it may have kept it
-        self._verdict = self._checked
         self.agree(lambda number: [number])
 
     def _hold(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
@@ -146,8 +146,8 @@ class RankOptimizer:
         """The settings of a group that says nothing else."""
         return self.local.defaults
 
-    def check(self, shares: Sequence[Collection[str]], holders: Mapping[str, int] | None = None) -> bool:
-        """Whether the builder was called for what has to be known of an optimizer that is not torch's own.
+    def check(self, shares: Sequence[Collection[str]], holders: Mapping[str, int] | None = None) -> Verdict:
+        """What is known of it under a plan, in which workers update these shares and so many hold each parameter.
 
         Raises:
             UsageError: the optimizer looks at parameters of several workers at once, or takes sparse gradients alone
@@ -160,10 +160,9 @@ class RankOptimizer:
         most = max(sum(not trained.isdisjoint(share) for share in shares), *counts.values(), 0)
         is_spread = max([len(shares), *holders.values()]) > 1
         is_apart = any(trained - {*share} for share in shares if not trained.isdisjoint(share))
-        self._checked = Verdict(is_spread, is_apart)
+        verdict = Verdict(is_spread, is_apart, hooks=hooks_on_all())
         if is_spread and any(self.hooks):
             _refuse_hook()
-        self._tried = hooks_on_all()
         self._check_sparse(counts)
         is_usual = is_known(self.local) and not has_own(self.local, "zero_grad")
         if needs_closure(self.local):
@@ -172,13 +171,12 @@ class RankOptimizer:
                     f"{closure_words(self.local)}; under this one {max(most, len(shares))} workers have parameters",
                     hint=CLOSURE_HINT,
                 )
-            return False
+            return verdict
         if is_usual or (not is_spread and self.ranks == 1):
-            return False
-        self._checked = replace(self._checked, shares=shares).tried_out(self, {})
-        if changed := self._changed():
-            self._checked = self._checked.tried_again(self, changed)
-        return True
+            return verdict
+        verdict = replace(verdict, shares=shares).tried_out(self, {})
+        changed = self._changed()
+        return verdict.tried_again(self, changed) if changed else verdict
 
     def _changed(self) -> dict[tuple[int, str], Any]:
         """Settings of another kind than those with which it was built, by group; -1: what was set on the handle.
@@ -204,14 +202,14 @@ class RankOptimizer:
                 " --max-replicas 1; partitions that share it: assigner.partition(..., colocate=LABEL))",
             )
 
-    def move(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
+    def move(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter], verdict: Verdict) -> None:
         """Be over other parameters of the same model, with the settings of the groups as they are and without state.
 
-        The plan is that which `check` was asked about last.
+        `verdict` is what `check` has given of the new plan.
         """
         groups, numbers = self.param_groups, self.numbers(self.param_groups)
         settings = [{key: value for key, value in group.items() if key not in MEMBERS} for group in groups]
-        self._verdict = self._checked
+        self._verdict = verdict
         memory, state = self.memory, self.state
         states = {name: state.get(each) for name, each in self.held.items()}
         self._hold(held, beside)
@@ -314,14 +312,14 @@ class RankOptimizer:
             UsageError: there are such hooks, and several workers have parameters; or with these settings it looks at
                 parameters of several workers at once.
         """
-        if self.is_spread and not hooks_on_all() <= self._tried:
+        if self.is_spread and not hooks_on_all() <= self._verdict.hooks:
             raise UsageError(
                 "a hook on the steps of all optimizers was registered after the pipeline was made: on several workers"
                 " it sees the parameters of one, and was not tried out",
                 hint="register it before the pipeline is made: there it is tried out whether it treats every parameter"
                 " by itself; gradients are clipped by pipeline.clip_grad_norm_",
             )
-        if self._verdict.shares is not None and (changed := self._changed()):
+        if self._verdict.was_tried and (changed := self._changed()):
             before, self._verdict = self._verdict, self._verdict.tried_again(self, changed)
             if before is not self._verdict:
                 self.agree(numbers)
