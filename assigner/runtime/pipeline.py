@@ -321,7 +321,7 @@ class Pipeline(ModelState):
             self._outside.check_kept(self.state_dict, training=True)
             call = f"step(update={update}, scale={scale}, max_norm={max_norm}{self._asked(outputs_to)})"
             if update and self._member.transport is not None:
-                call = f"{call} with {self._rank_optimizer.settings}"
+                call = f"{call} with {self._rank_optimizer.groups.settings}"
             call += self._loss_values.begin()
             program, micro_batches = self._installed.begin(call, batch)
             if self._updated or (update and self._updated is None):
@@ -470,7 +470,7 @@ class Pipeline(ModelState):
             self._outside.note_trained()
             return found
         with self._member.guarded("an update"):
-            call = f"optimizer.step() with {self._rank_optimizer.settings}"
+            call = f"optimizer.step() with {self._rank_optimizer.groups.settings}"
             is_by_hand = not self._updated  # behind a step's backwards: the script may have changed the gradients
             is_again = bool(self._updated) and not self._waiting
             self._installed.comparison.check(call, exchanges=is_by_hand or is_again or self.scaler.is_enabled())

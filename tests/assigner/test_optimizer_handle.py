@@ -59,8 +59,8 @@ class Damped(torch.optim.SGD):
 
 
 def test_every_name_is_the_users_optimizers():
-    """Set and read through the handle, over a move too: `memory`, `local`, `names`, and those with an underscore."""
-    assert {"memory", "local", "names", "settings", "move", "agree", "_hold"} <= set(NAMES)
+    """Set and read through the handle, over a move too: `memory`, `local`, `groups`, and those with an underscore."""
+    assert {"memory", "local", "groups", "mine", "move", "agree", "_hold"} <= set(NAMES)
     made = made_with(Damped)
     reference = Reference(made)
     with pipeline_of(made, make_plan(made)) as pipeline:

@@ -67,7 +67,7 @@ def test_hooks_attributes_and_classes_of_parameters(remat):
     made = workload(Hung, "parts.*", "last", optimizer=by_attributes)
     reference = Reference(made)
     with pipeline_of(made, make_plan(made), remat=remat) as pipeline:
-        assert [len(names) for names in pipeline._rank_optimizer.names] == [1, 3, 1, 2]
+        assert [len(names) for names in pipeline._rank_optimizer.groups.names] == [1, 3, 1, 2]
         for n in range(4):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)

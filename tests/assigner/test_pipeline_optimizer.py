@@ -202,7 +202,7 @@ def test_a_group_is_taken_out(tmp_path):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=0, abs=1e-10)
             if n == 1:
-                left = pipeline._rank_optimizer.names[1:]
+                left = pipeline._rank_optimizer.groups.names[1:]
                 for each in (reference.optimizer, pipeline.optimizer):
                     del each.param_groups[0]
                 pipeline.save(tmp_path / "saved")
@@ -331,7 +331,7 @@ def test_names_and_shapes_of_the_whole_model():
         expected = {name: each.shape for name, each in model.named_parameters()}
         assert {name: each.shape for name, each in seen} == expected
         assert [name for name, _ in seen] == list(expected)
-        assert pipeline._rank_optimizer.names == [tuple(expected)]
+        assert pipeline._rank_optimizer.groups.names == [tuple(expected)]
 
 
 def named_adam(named_parameters: Any) -> torch.optim.Optimizer:
@@ -347,7 +347,7 @@ def test_state_goes_by_name(build):
             one.step(made.make_batch(8, n))
         state = one.optimizer.state_dict()
         assert set(state["state"]) == {name for name, _ in one.named_parameters()}
-        assert [tuple(group["params"]) for group in state["param_groups"]] == one._rank_optimizer.names
+        assert [tuple(group["params"]) for group in state["param_groups"]] == one._rank_optimizer.groups.names
         state["param_groups"][0]["lr"] = 0.003
         with torch.no_grad():
             for (_, mine), (_, theirs) in zip(other.named_parameters(), one.named_parameters(), strict=True):

@@ -875,7 +875,7 @@ def test_a_group_without_parameters_is_refused():
 
     made = RankOptimizer(replace(skips(), optimizer=by_name), named, held)
     assert made.local is kept[-1]
-    assert made.names == [(), NAMES]
+    assert made.groups.names == [(), NAMES]
 
 
 def test_hooks_on_the_handle_need_one_worker():

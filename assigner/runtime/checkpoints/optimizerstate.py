@@ -160,7 +160,7 @@ class OptimizerState:
         def kept(first: str, dims: int, dtype: torch.dtype) -> dict[str, Any] | None:
             return _trial(kind, self.settings[first], dims, dtype, f"{index.path}: settings: {shown(first)}")
 
-        saved = ([name for name in names if name in self.settings] for names in optimizer.names)
+        saved = ([name for name in names if name in self.settings] for names in optimizer.groups.names)
         first_of = {name: names[0] for names in saved for name in names}
         for name, parameter in parameters.items():
             if id(parameter) not in group_of or not parameter.requires_grad:
@@ -179,7 +179,7 @@ class OptimizerState:
     def put(self, parameters: Mapping[str, nn.Parameter], optimizer: RankOptimizer) -> None:
         """Replace an optimizer's state; a group gets the settings of its first parameter, on whatever rank that is."""
         optimizer.state.clear()
-        for group, names in zip(optimizer.param_groups, optimizer.names, strict=True):
+        for group, names in zip(optimizer.param_groups, optimizer.groups.names, strict=True):
             kept = next((self.settings[name] for name in names if name in self.settings), {})
             for key, value in kept.items():
                 if isinstance(group.get(key), torch.Tensor):
@@ -231,7 +231,7 @@ def _check_settings(index: Index, settings: Mapping[str, dict[str, Any]], optimi
 
     Those of parameters that no group has now are none: when they were saved, the optimizer had more.
     """
-    here = {name for names in optimizer.names for name in names}
+    here = {name for names in optimizer.groups.names for name in names}
     more = [name for name, found in settings.items() if found and name not in here]
     if more:
         others = f" and {len(more) - 1} more" if more[1:] else ""
@@ -240,7 +240,7 @@ def _check_settings(index: Index, settings: Mapping[str, dict[str, Any]], optimi
             " optimizer has it now",
             hint=_FEWER,
         )
-    for group, names in zip(optimizer.param_groups, optimizer.names, strict=True):
+    for group, names in zip(optimizer.param_groups, optimizer.groups.names, strict=True):
         saved = [name for name in names if name in settings]  # without those that no partition reads
         for name in saved:
             found = settings[name]

@@ -3,6 +3,7 @@
 optimizer           what a script holds: torch's names, and those of the user's optimizer
 namedstate          its state on a rank, which has not that of what others update, and by the model's names
 rankoptimizer       what the runtime calls: the same param groups on each rank, with the parameters that are its own
+paramgroups         its groups: which of the builder's there are, on all ranks alike, and what they tell
 building            the user's, made of all parameters and left with some; what trials tell of it under a plan
 separability        whether each parameter is treated by itself
 scaling             one scale of float16 losses on all ranks

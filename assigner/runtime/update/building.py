@@ -190,7 +190,7 @@ class Verdict:
         Raises:
             UsageError: as of `RankOptimizer.check`.
         """
-        groups = [each.names for each in optimizer.built]
+        groups = optimizer.groups.built_names
 
         def build(whole: Mapping[str, nn.Parameter], held: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
             made = built_optimizer(optimizer.workload, list(whole.items()), held, groups=groups)[0]

@@ -95,7 +95,7 @@ def named_state(optimizer: RankOptimizer) -> dict[str, Any]:
 def _named_groups(optimizer: RankOptimizer, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {**{key: value for key, value in group.items() if key not in MEMBERS}, "params": list(every)}
-        for group, every in zip(groups, optimizer.names, strict=True)
+        for group, every in zip(groups, optimizer.groups.names, strict=True)
     ]
 
 
@@ -163,10 +163,10 @@ def load_named_state(optimizer: RankOptimizer, given: Mapping[str, Any]) -> None
         UsageError: it has other groups, or state without what this rank updates: another rank had that; or the
             optimizer loads it by a method of its own, and several workers have parameters.
     """
-    made, names, mine = optimizer.local, optimizer.names, optimizer.mine
+    made, names, mine = optimizer.local, optimizer.groups.names, optimizer.mine
     if optimizer.is_spread:
         optimizer.memory.check_loaded()
-    numbers = optimizer.numbers(made.param_groups)
+    numbers = optimizer.groups.numbers()
     if optimizer.ranks == 1 and has_own(made, "load_state_dict") and not {"state", "param_groups"} <= given.keys():
         made.load_state_dict(dict(given))
         optimizer.note_groups(numbers)

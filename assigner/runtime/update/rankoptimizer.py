@@ -14,19 +14,17 @@ Scripts have a handle on it, `PipelineOptimizer`, on which nothing of this has a
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import inspect
 from collections import Counter, defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from assigner.errors import UsageError
-from assigner.model.deferred.origins import digest
-from assigner.runtime.update.building import MOST_TOLD, StandInParameters, Verdict, built_optimizer, is_plain, kind_of
+from assigner.runtime.update.building import StandInParameters, Verdict, built_optimizer
 from assigner.runtime.update.namedstate import OwnState
 from assigner.runtime.update.optimizermemory import MEMBERS, OptimizerMemory, equal, is_told, outside_of
+from assigner.runtime.update.paramgroups import ParamGroups, is_setting
 from assigner.runtime.update.separability import (
     CLOSURE_HINT,
     closure_words,
@@ -48,15 +46,6 @@ if TYPE_CHECKING:
 _SAME_FIGURE = 1e-6  # by rounding they differ less, from one machine to another
 
 
-class _BuiltGroup(NamedTuple):
-    """A param group as the builder has made it."""
-
-    group: dict[str, Any]
-    members: list[nn.Parameter]  # its own list, on this rank: the script may put another group with that in its place
-    names: tuple[str, ...]  # of all its parameters, on whatever rank
-    kinds: dict[str, Any]  # of its settings, as it was built
-
-
 class RankOptimizer:
     """The user's optimizer over the parameters that one rank updates.
 
@@ -73,7 +62,7 @@ class RankOptimizer:
         local: The optimizer that the user's builder made, over this rank's parameters.
         memory: What `local` keeps beside the state of parameters.
         model: All of the model's parameters by name, without memory.
-        built: The groups of `local` as it was built.
+        groups: The param groups of `local`.
         given: What the script has set on it, by the names of its attributes.
         hooks: Those on the handle's steps, before them and after.
         notes_settings: Its step may write into its groups: it is not torch's own, as it was built.
@@ -111,11 +100,7 @@ class RankOptimizer:
         """Build the user's optimizer over these parameters of the model."""
         outside = outside_of(self.workload.optimizer)
         self.local, names = built_optimizer(self.workload, self.model, held)
-        self._groups = digest([repr([sorted(members) for members in names])])
-        self.built = [
-            _BuiltGroup(group, group["params"], members, {key: kind_of(value) for key, value in group.items()})
-            for group, members in zip(self.local.param_groups, names, strict=True)
-        ]
+        self.groups = ParamGroups(self.local, names)
         self.memory = OptimizerMemory(self.local, self.workload.optimizer, outside)
         self.held, self._beside = held, beside
         self._own_state()
@@ -153,7 +138,7 @@ class RankOptimizer:
             UsageError: the optimizer looks at parameters of several workers at once, or takes sparse gradients alone
                 and several workers hold one parameter; or its handle has hooks, or groups of the script's own.
         """
-        self.numbers(self.param_groups)
+        self.groups.numbers()
         holders = holders or Counter(name for share in shares for name in share)
         trained = self._trained
         counts = {name: count for name, count in holders.items() if name in trained}
@@ -179,21 +164,15 @@ class RankOptimizer:
         return verdict.tried_again(self, changed) if changed else verdict
 
     def _changed(self) -> dict[tuple[int, str], Any]:
-        """Settings of another kind than those with which it was built, by group; -1: what was set on the handle.
-
-        What is no number, text or function is left out: it may be of this rank's parameters, and a trial may change it.
-        """
-        found = {(-1, name): value for name, value in self.given.items()}
-        for n, group in zip(self.numbers(self.param_groups), self.param_groups, strict=True):
-            kinds = self.built[n].kinds
-            found |= {(n, key): value for key, value in group.items() if kind_of(value) != kinds.get(key)}
-        return {place: value for place, value in found.items() if is_plain(value) or inspect.isfunction(value)}
+        """As `ParamGroups.changed`; -1: what the script has set on the handle."""
+        given = {(-1, name): value for name, value in self.given.items() if is_setting(value)}
+        return given | self.groups.changed()
 
     def _check_sparse(self, holders: Mapping[str, int]) -> None:
         """A gradient that several workers add up is dense, also that of a sparse embedding."""
         if not isinstance(self.local, torch.optim.SparseAdam):
             return
-        shared = [name for names in self.names for name in names if holders.get(name, 0) > 1]
+        shared = [name for names in self.groups.names for name in names if holders.get(name, 0) > 1]
         if shared:
             raise UsageError(
                 f"{type(self.local).__name__} takes sparse gradients alone, and that of {shared[0]!r} is added up over"
@@ -207,56 +186,19 @@ class RankOptimizer:
 
         `verdict` is what `check` has given of the new plan.
         """
-        groups, numbers = self.param_groups, self.numbers(self.param_groups)
-        settings = [{key: value for key, value in group.items() if key not in MEMBERS} for group in groups]
-        self._verdict = verdict
+        groups, self._verdict = self.groups.kept(), verdict
         memory, state = self.memory, self.state
         states = {name: state.get(each) for name, each in self.held.items()}
         self._hold(held, beside)
         self._keep_state(state, states)
         self.memory.go_on(memory, self.given)
-        for group, kept_settings, number in zip(groups, settings, numbers, strict=True):
-            made = self.built[number].group
-            group.clear()
-            group.update(made, **kept_settings)
-        self.local.param_groups[:] = groups  # the script may hold one of them
-        self.note_groups(numbers)
+        self.groups.go_on(groups)
+        self._own_state()
 
     def note_groups(self, numbers: Iterable[int]) -> None:
         """These of the builder's groups are those that there are, and the state is, whatever objects they are now."""
-        for n, group in zip(numbers, self.local.param_groups, strict=True):
-            self.built[n] = self.built[n]._replace(group=group, members=group["params"])
+        self.groups.note(numbers)
         self._own_state()
-
-    def numbers(self, groups: Iterable[Mapping[str, Any]]) -> list[int]:
-        """Which of the builder's groups these are: the script may take some out, or put `{**group, "lr": 0.1}` there.
-
-        Raises:
-            UsageError: one is none of them.
-        """
-        found = self._found(groups)
-        if -1 in found:
-            raise UsageError(
-                f"param_groups[{found.index(-1)}] of pipeline.optimizer has a list of parameters of its own: which of"
-                " the model's it stands for, on all ranks, is not known",
-                hint="make the groups in Workload.optimizer; a script changes them by their settings, takes some out,"
-                ' or puts {**group, "lr": 0.1} in the place of group, whose "params" are the same list',
-            )
-        return found
-
-    def _found(self, groups: Iterable[Mapping[str, Any]]) -> list[int]:
-        """As `numbers`; -1: it is none of the builder's."""
-        numbers = {id(each): n for n, built in enumerate(self.built) for each in (built.group, built.members)}
-        return [numbers.get(id(group), numbers.get(id(group.get("params")), -1)) for group in groups]
-
-    @property
-    def names(self) -> list[tuple[str, ...]]:
-        """For each param group that there is now the names of all its parameters, on whatever rank.
-
-        Raises:
-            UsageError: a group is none of the builder's.
-        """
-        return [self.built[n].names for n in self.numbers(self.param_groups)]
 
     def _keep_state(self, state: defaultdict[torch.Tensor, Any], states: Mapping[str, dict[str, Any] | None]) -> None:
         """Have these be the optimizer's state, and those of parameters: the script may hold them.
@@ -376,7 +318,7 @@ class RankOptimizer:
             UsageError: the builder has made groups of other parameters on another rank; or the step does something else
                 there.
         """
-        mine = (not is_known(self.local)) + 2 * self._verdict.behaviour.changes_gradients + 4 * self._groups
+        mine = (not is_known(self.local)) + 2 * self._verdict.behaviour.changes_gradients + 4 * self.groups.digest
         found = [*map(int, numbers(float(mine)))]
         unlike = next((rank for rank, each in enumerate(found) if each >> 2 != found[0] >> 2), None)
         if unlike is not None:
@@ -402,7 +344,7 @@ class RankOptimizer:
     def tellers(self, updating: Mapping[int, Collection[str]]) -> dict[int, list[int]]:
         """Which ranks tell the others of which groups: of each that not all of them train, the first that does."""
         found = defaultdict[int, list[int]](list)
-        for n, names in enumerate(self.names if updating else ()):
+        for n, names in enumerate(self.groups.names if updating else ()):
             ranks = [rank for rank, mine in updating.items() if not frozenset(mine).isdisjoint(names)]
             if len(ranks) < self.ranks:
                 found[next(iter(ranks or updating))].append(n)
@@ -417,7 +359,7 @@ class RankOptimizer:
 
     def take_settings(self, groups: Iterable[int], told: Sequence[Mapping[str, Any]]) -> None:
         """Have the settings that another rank has told, of groups of which this one updates nothing."""
-        names = self.names
+        names = self.groups.names
         for n, settings in zip(groups, told, strict=True):
             group = self.param_groups[n]
             for key, value in settings.items() if self._trained.isdisjoint(self.held.keys() & names[n]) else ():
@@ -437,7 +379,7 @@ class RankOptimizer:
         if self.applied is not None:
             self.local.zero_grad(*arguments, **settings)
         set_to_none = settings.get("set_to_none", arguments[0] if arguments else True)
-        grouped = {name for names in self.names for name in names} if self._beside else ()
+        grouped = {name for names in self.groups.names for name in names} if self._beside else ()
         for parameter in [each for name, each in self._beside.items() if name in grouped]:
             if set_to_none or parameter.grad is None:
                 parameter.grad = None
@@ -463,22 +405,9 @@ class RankOptimizer:
         return [each._values() if each.is_sparse else each for each in found]
 
     @property
-    def settings(self) -> str:
-        """What an update goes by, for the comparison of all ranks: the learning rates, and a digest of all settings."""
-        plain = [
-            sorted((key, value) for key, value in group.items() if key not in MEMBERS and is_plain(value))
-            for group in self.param_groups
-        ]
-        numbers = self._found(self.param_groups)
-        told = plain if numbers == [*range(len(self.built))] else [numbers, *plain]
-        rates = dict.fromkeys(f"{group['lr']:g}" for group in self.param_groups if isinstance(group.get("lr"), float))
-        told_as = hashlib.blake2b(repr(told).encode(), digest_size=3).hexdigest()
-        return f"lr {', '.join([*rates][:MOST_TOLD])} (settings {told_as})" if rates else f"settings {told_as}"
-
-    @property
     def mine(self) -> list[str]:
         """The names of the parameters in its groups, in their order."""
-        return [name for names in self.names for name in names if name in self.held]
+        return [name for names in self.groups.names for name in names if name in self.held]
 
     @property
     def needs_closure(self) -> bool:
