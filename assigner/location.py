@@ -45,3 +45,8 @@ class Location:
 def rank_of(worker: str) -> int:
     """The rank of a worker's name, `worker:1/cuda:0`; errors as `Location.parse`."""
     return Location.parse(worker).rank
+
+
+def rank_name(worker: str) -> str:
+    """`worker:1` of `worker:1/cpu`: a worker by its rank alone."""
+    return worker.partition("/")[0]

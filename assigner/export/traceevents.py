@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assigner import formatting as fmt
 from assigner.files import put
+from assigner.location import rank_name
 from assigner.schedule.orders import TOGETHER
 from assigner.version import __version__
 
@@ -187,7 +188,7 @@ def _place(tracks: _Tracks, span: Span) -> _SlicePlace:
     elif span.kind == "receive":
         name, order = "waits for messages", 1
     else:
-        name, order = f"sends -> {_rank(span.message.peer)}", 3
+        name, order = f"sends -> {rank_name(span.message.peer)}", 3
     return tracks.place(name, order, span.start_s, span.end_s)
 
 
@@ -222,15 +223,10 @@ def _slice_name(span: Span, plan: Plan) -> str:
     if span.message is not None:
         to, message = "->" if span.kind == "send" else "<-", span.message
         output = f"{message.partition}:{message.output}" if message.output else message.partition
-        return f"{span.kind}{number}: {message.payload} {output} {to} {_rank(message.peer)}"
+        return f"{span.kind}{number}: {message.payload} {output} {to} {rank_name(message.peer)}"
     several = span.stage >= 0 and (len(plan.held[span.worker]) > 1 or span.kind in TOGETHER)
     where = f" of stage {span.stage}" if several else ""
     return f"{span.kind}{number}{where}{' (+remat)' if span.recomputes else ''}"
-
-
-def _rank(worker: str) -> str:
-    """`worker:1` of `worker:1/cpu`."""
-    return worker.partition("/")[0]
 
 
 def _details(span: Span, plan: Plan, other_s: Mapping[_Key, float], other: str) -> dict[str, Any]:

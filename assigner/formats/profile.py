@@ -12,7 +12,7 @@ from assigner.formats.fineness import Fineness
 from assigner.formats.graph import topological_order
 from assigner.formats.profilechecks import check_profile
 from assigner.formats.screen import OnScreen
-from assigner.location import rank_of
+from assigner.location import rank_name, rank_of
 from assigner.machine.reference import ReferenceTimes
 
 if TYPE_CHECKING:
@@ -450,7 +450,7 @@ class Profile(OnScreen):
 
     def matches(self, pin: str, worker: Worker) -> bool:
         """True if `pin` (a worker's name, its rank as `worker:1`, a kind or a host) allows `worker`."""
-        return pin in (worker.name, worker.kind, worker.host, worker.name.partition("/")[0])
+        return pin in (worker.name, worker.kind, worker.host, rank_name(worker.name))
 
 
 def load_profile(path: Path | str) -> Profile:

@@ -49,6 +49,7 @@ from assigner.launch.shutdown import MEETING_S, HostFailure, OtherHosts, leaving
 from assigner.launch.sockets import Connections
 from assigner.launch.steptimes import StepTimes, handed_over
 from assigner.launch.stopping import SignalledExit, SignalPassing
+from assigner.location import rank_name
 from assigner.machine.kernel import process_facts
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ def _rank_failed(
     cause = first_report(causes)
     rank, failure = error.get_first_failure()
     if cause is not None and not cause.is_own and not cause.trace:  # its process is gone: this one knows how it ended
-        lost = cause.worker.partition("/")[0]
+        lost = rank_name(cause.worker)
         if any(f"worker:{each}" == lost for each in done):
             return RankFailedError(f"{lost} {LEFT}", 0, hint=LEFT_HINT)
         gone = next((each for each in error.failures if f"worker:{each}" == lost and each not in ended), None)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.distributed import DistError
 
+from assigner import formatting as fmt
 from assigner.errors import WorkerError
 from assigner.launch.limitedstore import LimitedStore, StoreSilentError
 from assigner.launch.seal import seal, unseal
@@ -146,9 +147,8 @@ class Exchange:
 def workers_text(ranks: Sequence[int]) -> str:
     """Ranks as workers, the first few of many."""
     names = [f"worker:{rank}" for rank in ranks[:_MOST_NAMES]]
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) + (
-        f" ({len(ranks) - _MOST_NAMES} more)" if len(ranks) > _MOST_NAMES else ""
-    )
+    more = f" ({len(ranks) - _MOST_NAMES} more)" if len(ranks) > _MOST_NAMES else ""
+    return f"{fmt.series(names)}{more}" if names else ""
 
 
 @dataclass(frozen=True)

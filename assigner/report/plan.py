@@ -261,17 +261,12 @@ def describe_solver(solver: SolverReport) -> str:
     return f"status: {status(solver)} ({method(solver)}, solved in {fmt.seconds(solver.seconds)}{stopped})"
 
 
-def _listed(words: Sequence[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
-
-
 def method(solver: SolverReport) -> str:
     """What has found a plan, what has proven it, and the solver's name where one ran."""
     who = f"{solver.name} {solver.version}".strip()
     if not solver.found_by:  # a baseline, or a plan of before this was told
         return who
-    proven = f", proven by {_listed(solver.proven_by)}" if solver.proven_by and solver.gap < 1 else ""
+    proven = f", proven by {fmt.series(solver.proven_by)}" if solver.proven_by and solver.gap < 1 else ""
     return f"found by {solver.found_by}{proven}" + (f", with {who}" if solver.name in SOLVERS else "")
 
 

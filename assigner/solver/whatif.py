@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from assigner.formats.fineness import rows_each
 from assigner.formats.plan import Plan
 from assigner.formats.solverreport import WhatIf
+from assigner.location import rank_name
 from assigner.schedule.cost import collectives_over
 from assigner.solver.baselines import find_baselines
 from assigner.solver.limits import tuning
@@ -35,7 +36,7 @@ from assigner.solver.problem.problem import Problem
 from assigner.solver.search.preference import simpler
 from assigner.solver.search.relief import relieved
 from assigner.solver.search.search import Search
-from assigner.solver.why.case import Case, short
+from assigner.solver.why.case import Case
 from assigner.solver.why.fleet import largest_of_kinds, wires, with_copy
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def questions(plan: Plan, case: Case) -> Iterator[Question]:
             yield Question("worker", what, _hired(case, worker.name), plan, keeps=True)
     wire = _thinnest(plan, case)
     if wire:
-        what = f"twice the bandwidth between {' and '.join(sorted(short(link.source) for link in wire))}"
+        what = f"twice the bandwidth between {' and '.join(sorted(rank_name(link.source) for link in wire))}"
         yield Question("link", what, _widened(case, wire), plan, keeps=True)
 
 

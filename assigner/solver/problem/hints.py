@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from assigner import formatting as fmt
 from assigner.errors import UsageError
 from assigner.formats.fineness import cut_into, cut_obstacle
+from assigner.location import rank_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -176,7 +177,7 @@ def _forbidden(profile: Profile, options: SolveOptions, pins: Mapping[str, str])
 
 def _check_worker(profile: Profile, hint: str, spec: str) -> None:
     if not any(profile.matches(spec, worker) for worker in profile.workers):
-        every = [name for w in profile.workers for name in (w.name.partition("/")[0], w.kind, w.host)]
+        every = [name for w in profile.workers for name in (rank_name(w.name), w.kind, w.host)]
         known = fmt.meant(spec, every, "workers")
         raise UsageError(
             f"{hint}: {spec!r} names no worker, kind or host of this profile",
@@ -279,7 +280,7 @@ def _workers(profile: Profile, order: tuple[str, ...]) -> Iterable[str]:
         return
     named: dict[str, str] = {}
     for spec in order:
-        found = [w.name for w in profile.workers if spec in (w.name, w.name.partition("/")[0])]
+        found = [w.name for w in profile.workers if spec in (w.name, rank_name(w.name))]
         if not found:
             raise UsageError(f"order: {spec!r} is no worker of this profile", hint="worker:1,worker:0, or ranks")
         if found[0] in named:

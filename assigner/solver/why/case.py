@@ -109,11 +109,6 @@ def together(changes: Iterable[Change]) -> Change:
     return Change("; ".join(each.what for each in given), " and ".join(each.how for each in given), apply)
 
 
-def short(worker: str) -> str:
-    """`worker:1` of `worker:1/cpu`: what the hints take."""
-    return worker.partition("/")[0]
-
-
 class Enquiry:
     """Asks for plans for so many seconds in all; then the answer is that none was found.
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.formats.profile import Link, LinkPoint
-from assigner.location import MOST_RANKS
+from assigner.location import MOST_RANKS, rank_name
 from assigner.schedule.cost import message_s
 from assigner.schedule.program import wire
 from assigner.schedule.simulate import worker_memory
 from assigner.solver.limits import tuning
-from assigner.solver.why.case import Case, Change, short, together
+from assigner.solver.why.case import Case, Change, together
 from assigner.solver.why.choices import chosen
 from assigner.solver.why.family import Family, ceiled, figure, floored, least_change, least_figure, least_set
 
@@ -84,7 +84,7 @@ class OneMore(Family):
         """One for each kind of worker."""
         return [
             Change(
-                f"one more worker of kind {worker.kind}", f"add a worker like {short(worker.name)}",
+                f"one more worker of kind {worker.kind}", f"add a worker like {rank_name(worker.name)}",
                 partial(with_copy, worker.name),
             )
             for worker in largest_of_kinds(case.workers)
@@ -128,7 +128,7 @@ def _slowest(links: Sequence[Link]) -> Link:
 
 
 def _change(case: Case, pairs: Sequence[Pair]) -> Change:
-    names = ", ".join(f"{short(u)} - {short(v)}" for u, v in pairs)
+    names = ", ".join(f"{rank_name(u)} - {rank_name(v)}" for u, v in pairs)
     like = "taken to be as slow as the slowest" if case.profile.links else "taken to need no time"
     return Change(f"links {names}, {like}", f"profile the links {names}", lambda other: _linked(other, pairs))
 
@@ -194,7 +194,8 @@ class Reserve(Family):
             kept = less(percent)
             reserve = _reserves(case, kept)
             names = ", ".join(
-                f"{fmt.size(kept[each.name])} instead of {fmt.size(each.reserve_bytes)} left free on {short(each.name)}"
+                f"{fmt.size(kept[each.name])} instead of {fmt.size(each.reserve_bytes)} left free on"
+                f" {rank_name(each.name)}"
                 for each in some
             )
             flags = " ".join(f"--reserve {name}={figure(size)}" for name, size in reserve.items())
@@ -259,9 +260,9 @@ def _given(case: Case, memory: Mapping[str, float]) -> Change:
     old = {worker.name: worker.memory_bytes for worker in case.workers}
     return Change(
         ", ".join(
-            f"{fmt.size(size)} on {short(name)} instead of {fmt.size(old[name])}" for name, size in memory.items()
+            f"{fmt.size(size)} on {rank_name(name)} instead of {fmt.size(old[name])}" for name, size in memory.items()
         ),
-        ", ".join(f"give {short(name)} {figure(size)}" for name, size in memory.items()),
+        ", ".join(f"give {rank_name(name)} {figure(size)}" for name, size in memory.items()),
         partial(Case.with_memory, memory=memory),
     )
 
@@ -270,7 +271,7 @@ def _reserves(case: Case, changed: Mapping[str, float]) -> dict[str, float]:
     """What --reserve must say: what is changed, and what it says now of other workers."""
     own = {worker.name: worker.reserve_bytes for worker in case.profile.workers}
     wanted = {worker.name: changed.get(worker.name, worker.reserve_bytes) for worker in case.workers}
-    return {short(name): size for name, size in wanted.items() if size != own[name]}
+    return {rank_name(name): size for name, size in wanted.items() if size != own[name]}
 
 
 def _fewest(workers: Sequence[Worker], enough: Callable[[Sequence[Worker]], Plan | None]) -> list[Worker]:

@@ -15,9 +15,10 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
+from assigner.location import rank_name
 from assigner.solver.problem.options import samples_in_each
 from assigner.solver.search.search import Search
-from assigner.solver.why.case import short, together
+from assigner.solver.why.case import together
 from assigner.solver.why.choices import Hints, MostWorkers, StepLimit, hints, limits, named, title
 from assigner.solver.why.family import Family, least_set, opened
 from assigner.solver.why.fleet import MoreLinks, MoreMemory
@@ -132,7 +133,7 @@ class StateSums:
         if ratio <= 1:
             return None
         largest = max(each.capacity_bytes for each in self._problem.workers)
-        which = "the largest worker" if worker.capacity_bytes == largest else short(worker.name)
+        which = "the largest worker" if worker.capacity_bytes == largest else rank_name(worker.name)
         return (
             f"{_title(names)} needs {fmt.size(need)} at {fmt.plural(count, 'micro-batch')};"
             f" {which} has {fmt.size(worker.capacity_bytes)}"
