@@ -11,8 +11,13 @@ the watching thread. Of a process that died before it could join, its launcher t
     rank 0: waits for a gradient         prints the cause      connection closed: raises WorkerError, ends
     rank 2: waits for rank 0                  prints the cause ······ 3 s ······ ended by its watching thread
 
-A main thread that knows the cause has 30 s to leave the run. Where nobody can tell a cause any more, since the store or
-a host does not answer, one that stays at the same thing for 30 s is ended: it waits for something that does not come.
+The watching thread ends the process where the main one stays for too long, as in a wait that never ends:
+
+    what is known                                what the main thread has to do     within
+    a failure that was told                      to come to know of it by itself    3 s, and a stay
+    no store, or a host that does not answer:    to know, or to do something else   30 s
+    nobody can tell a cause any more
+    the main thread knows the cause              to leave the run                   30 s
 """
 
 from __future__ import annotations
@@ -25,7 +30,6 @@ import threading
 import time
 import traceback
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]  # without `__all__`
@@ -36,12 +40,21 @@ from assigner.launch.launcherwatch import LOOK_S
 from assigner.launch.limitedstore import LimitedStore, StoreSilentError
 from assigner.launch.seal import clean, seal_first, unseal
 from assigner.launch.shutdown import read_host_failure, vouched
-from assigner.launch.sockets import SILENCE_S
+from assigner.location import rank_name
+from assigner.runtime.failures.blame import (
+    CUT_HINT,
+    NO_STORE_HINT,
+    SILENT_HINT,
+    MissedRank,
+    host_gone,
+    is_one_host,
+    was_late,
+)
 from assigner.runtime.failures.cause import Failure, gloo_words, shortened, words_of
-from assigner.runtime.failures.questions import DOINGS, Doing, asked_about, awaited_last
+from assigner.runtime.failures.questions import DOINGS, Doing, asked_about
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -63,12 +76,38 @@ _LEAVE_S = 30.0  # more than a stay
 _BUSY_S = 30.0
 _MOMENT_S = 0.6  # more than two polls
 _NO_ADDRESS = re.compile(r"tcp/device\.cc|Unable to (?:find|resolve)|makeDeviceFor|unsupported gloo device")
-_LATE = re.compile(r"[Tt]imed out|[Tt]ime-?out|took no message")
-_LATE_HINT = "where a rank may be late, as with its data, Pipeline(timeout_s=...) has the others wait longer"
-_CUT_HINT = f"a network that fails for {SILENCE_S:g} s ends a run, whatever timeout_s is"
-_SILENT_HINT = "its own output, and its host, may say why"
-_NO_STORE_HINT = "rank 0, or the launcher, keeps the store: its own output, and its host, may say why"
-_LAUNCHER = "the launcher"
+
+
+class _Pauses:
+    """Times for which this process has not run, as one that is stopped: others may have given it up meanwhile."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None  # since when the watching thread waits for its next look
+        self._lasted_s = self._ended_at = 0.0
+
+    def wait(self, event: threading.Event) -> bool:
+        """Wait for the next look; True: the event has come."""
+        since = self._since = time.monotonic()
+        has_come = event.wait(_POLL_S)
+        self._since = None
+        self._note(since)
+        return has_come
+
+    def _note(self, since: float) -> None:
+        now = time.monotonic()
+        if now - since > _PAUSE_S:
+            self._lasted_s, self._ended_at = now - since, now
+
+    @property
+    def words(self) -> str:
+        """Of one that has just ended; empty: there was none."""
+        if (since := self._since) is not None:
+            self._note(since)  # the main thread is the first to run again
+        if self._lasted_s < _PAUSE_S or time.monotonic() - self._ended_at > _PAUSE_S:
+            return ""
+        return (
+            f" after it had not run for {self._lasted_s:.0f} s itself, as if stopped: the others may have given it up"
+        )
 
 
 class FailureWatch:
@@ -112,8 +151,7 @@ class FailureWatch:
         self._missed = ""
         self.on_question: Callable[[Store, int], bool] | None = None
         self._found: Failure | None = None
-        self._waits_since: float | None = None
-        self._paused_s = self._ran_again_at = 0.0
+        self._pauses = _Pauses()
         self.grace_s, self.stay_s = _GRACE_S, _STAY_S
         self.known = threading.Event()  # the main thread is about to raise by itself
         self.closed = threading.Event()
@@ -131,7 +169,7 @@ class FailureWatch:
     def accuse(self, worker: str, why: str) -> None:
         """Write that another rank is lost, which this one's main thread may not know: watching threads see to it."""
         with suppress(DistError):  # whoever keeps the store is lost as well
-            seal_first(self.store, _KEY, Failure(worker, "", f"{why}; {self.worker} noticed", hint=_SILENT_HINT))
+            seal_first(self.store, _KEY, Failure(worker, "", f"{why}; {self.worker} noticed", hint=SILENT_HINT))
 
     def vouched(self, rank: int) -> int:
         """How often a rank's launcher has told that its process runs; see `shutdown.vouched`."""
@@ -144,20 +182,11 @@ class FailureWatch:
         """
         self.known.set()
         self._missed = peer
-        noticed = f"{self.worker} noticed in {where}{gloo_words(error)}{self._paused}"
-        is_late, is_cut = bool(_LATE.search(str(error))), self._is_cut
-        silent = f"it did not answer for {SILENCE_S:g} s"
-        either = f"{silent}: its host is cut off, or that of {self.worker}, or the wire loses much"
-        who, why, hint = peer, "its process is gone, cut off or stuck", _SILENT_HINT
-        if is_cut and self.connections is not None and self.connections.is_alone():
-            why = "its host is cut off, or its wire loses much: no other host answers"
-            who, hint = self.worker, _CUT_HINT
-        elif is_cut:
-            why, hint = either, _CUT_HINT
-        elif is_late and self.doing is None:
-            why, hint = "it did not answer in time", _LATE_HINT
-        mine = Failure(who, "", f"{why}; {noticed}", hint=hint)
-        begin, doings, asks = time.monotonic(), dict[int, Doing](), self.doing is not None and not is_cut
+        noticed = f"{self.worker} noticed in {where}{gloo_words(error)}{self._pauses.words}"
+        is_cut, tells = self._is_cut, self.doing is not None
+        is_alone = is_cut and self.connections is not None and self.connections.is_alone()
+        missed = MissedRank(peer, self.worker, noticed, was_late(error), is_cut, is_alone, tells)
+        begin, doings, asks = time.monotonic(), dict[int, Doing](), tells and not is_cut
         others = set(range(self.ranks)) - {self._rank}
         while True:
             try:
@@ -170,19 +199,17 @@ class FailureWatch:
                 if self._found is not None:  # the watching thread was in time
                     return self._found
                 is_silent = isinstance(lost, StoreSilentError)
-                if not is_silent and _is_one_host():  # the launcher's watch ends this process, and says why
+                if not is_silent and is_one_host():  # the launcher's watch ends this process, and says why
                     time.sleep(_ORPHAN_S)
-                if mine.worker != self.worker:
-                    mine = _host_gone(mine, is_silent=is_silent, state=either if is_cut else "")
+                mine = missed.without_store(is_silent=is_silent)
                 mine.hand_over(to_tell_of=self.worker)
                 return mine
             if found is not None:
-                found.hand_over(to_tell_of=self.worker)
-                self._stay(found)
-                return found
+                return self._agreed(found)
             waited_s = time.monotonic() - begin
             if is_cut or waited_s >= (_ANSWER_S if asks and others - doings.keys() else _ASK_S):
-                return self._write(self._blamed(mine, doings, noticed, is_late=is_late) if asks else mine)
+                mine = missed.among(doings, rank=self._rank, ranks=self.ranks) if asks else missed.failure
+                return self._write(mine)
             time.sleep(_LOOK_S)
 
     def check(self) -> None:
@@ -197,48 +224,8 @@ class FailureWatch:
         return self.connections is not None and bool(self.connections.silent)
 
     @property
-    def _paused(self) -> str:
-        """Whether this process has not run for long until just now, in words: others may have ended for that."""
-        if (since := self._waits_since) is not None:
-            self._note_pause(since)  # the main thread is the first to run again
-        if self._paused_s < _PAUSE_S or time.monotonic() - self._ran_again_at > _PAUSE_S:
-            return ""
-        return (
-            f" after it had not run for {self._paused_s:.0f} s itself, as if stopped: the others may have given it up"
-        )
-
-    def _note_pause(self, since: float) -> None:
-        now = time.monotonic()
-        if now - since > _PAUSE_S:
-            self._paused_s, self._ran_again_at = now - since, now
-
-    def _wait(self) -> bool:
-        """Wait for the next look; True: this watch is closed."""
-        since = self._waits_since = time.monotonic()
-        closed = self.closed.wait(_POLL_S)
-        self._waits_since = None
-        self._note_pause(since)
-        return closed
-
-    @property
     def _rank(self) -> int:
-        return int(self.worker.partition("/")[0].removeprefix("worker:"))
-
-    def _blamed(self, mine: Failure, doings: Mapping[int, Doing], noticed: str, *, is_late: bool) -> Failure:
-        """Whom others wait for, by what the ranks do; `mine` blames the one that this rank misses."""
-        last = awaited_last(mine.worker, self._rank, doings, self.ranks)
-        is_peer = last is None or f"worker:{last[0]}" == mine.worker.partition("/")[0]
-        if last is not None and last[1] is None:  # it does not answer
-            return mine if is_peer else replace(mine, worker=f"worker:{last[0]}")
-        if is_peer and not is_late:
-            return replace(mine, error=f"the connection to it broke, and its process is there; {noticed}")
-        if last is None or last[1] is None:
-            error = f"it did not answer in time, and waits for another itself; {noticed}"
-            return replace(mine, error=error, hint=_LATE_HINT)
-        at, for_s = last[1].at, last[1].for_s
-        what = f"it is at {at}" if at else "it is in no call of the pipeline"
-        error = f"others wait for it in vain: {what}, for {for_s:.0f} s by now; {noticed}"
-        return Failure(last[1].worker, "", error, hint=_LATE_HINT)
+        return int(rank_name(self.worker).removeprefix("worker:"))
 
     def _tell_doing(self) -> None:
         if self.doing is None or DOINGS.asked(self.store) is None:
@@ -264,12 +251,16 @@ class FailureWatch:
             first = seal_first(self.store, _KEY, failure).cleaned()
         except DistError:
             return failure  # the store is gone as well: this rank says what it knows
+        return self._agreed(first)
+
+    def _agreed(self, first: Failure) -> Failure:
+        """The first failure, of which this rank has just come to know: its launcher is told, and all ranks come to."""
         first.hand_over(to_tell_of=self.worker)
         self._stay(first)
         return first
 
     def _note_known(self) -> None:
-        self.store.set(f"{_KNOWN} {self.worker.partition('/')[0]}", "")
+        self.store.set(f"{_KNOWN} worker:{self._rank}", "")
 
     def _stay(self, failure: Failure) -> None:
         """This rank knows of a failure: come back when all ranks do, or time is up.
@@ -315,7 +306,7 @@ class FailureWatch:
             sys.stderr.write(f"[{self.worker}] warning: {clean(error.message)}; it is ignored\n")
 
     def _look(self) -> None:
-        while not self._wait():
+        while not self._pauses.wait(self.closed):
             try:
                 found = self._read()
                 number = None if self.on_question is None else asked_about(self.store)
@@ -352,8 +343,8 @@ class FailureWatch:
             busy = self.busy_since
             if busy is not None and time.monotonic() - max(busy, since) > _BUSY_S:
                 error = f"it has waited for {_BUSY_S:g} s since {noticed}"
-                mine = Failure(self.worker, "", error, hint=_CUT_HINT if self._is_cut else _NO_STORE_HINT)
-                mine = _host_gone(mine, is_silent=True) if while_silent else mine
+                mine = Failure(self.worker, "", error, hint=CUT_HINT if self._is_cut else NO_STORE_HINT)
+                mine = host_gone(mine, is_silent=True) if while_silent else mine
                 if not mine.hand_over(to_tell_of=self.worker):
                     sys.stderr.write(f"[{self.worker}] error: {mine}\n[{self.worker}] hint: {mine.hint}\n")
                 self._exit()
@@ -389,31 +380,6 @@ class FailureWatch:
             with suppress(Exception):  # it is closed, or its reader is gone
                 each.flush()
         os._exit(self.exit_code)
-
-
-def _is_one_host() -> bool:
-    """Whether a launcher of this host keeps the run's store."""
-    return os.environ.get("GROUP_WORLD_SIZE") == "1"
-
-
-def _host_gone(noticed: Failure, *, is_silent: bool, state: str = "") -> Failure:
-    """Host 0 keeps the store, and does not answer: whoever lost a connection after that is no first cause.
-
-    Args:
-        noticed: What this rank would say else.
-        is_silent: The store is there, and stopped.
-        state: What is known of the process that keeps it; empty: no more than that.
-    """
-    one_host = _is_one_host()  # its launcher is gone, and says why itself
-    if one_host and is_silent and noticed.worker == _LAUNCHER:
-        return replace(noticed, error=f"it is stopped, and keeps the run's store; {noticed.error.partition('; ')[2]}")
-    if one_host and is_silent:
-        return replace(noticed, error=f"{noticed.error}; the launcher, which keeps the run's store, is stopped")
-    if one_host or noticed.worker.partition("/")[0] == "worker:0":
-        return noticed
-    what = "stopped, and so is the job's store" if is_silent else "gone with the job's store"
-    state = state or f"its process is {what}, or cut off"
-    return Failure("worker:0", "", f"{state}; after it, {noticed}", hint=_SILENT_HINT)
 
 
 @contextmanager
