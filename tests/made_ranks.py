@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,8 +42,8 @@ class _Rank:
     def numbers(self, number: float) -> list[float]:
         return [each for (each,) in self._meeting.met(self.rank, [number]).values()]
 
-    def numbers_of(self, given: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
-        return self._meeting.met(self.rank, given[self.rank])
+    def numbers_of_all(self, mine: Sequence[float]) -> list[list[float]]:
+        return [*self._meeting.met(self.rank, mine).values()]
 
 
 class Ranks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -144,8 +145,8 @@ class ModelState:
         self._compare("sum_over_parameters()", at)
         mine = self._member.agree(at, lambda: self._summed(numbers))
         with self._member.guarded(at):
-            told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
-        return exact_sum(each for numbers in told.values() for each in numbers)
+            told = self._member.numbers_of_all(mine)
+        return exact_sum(itertools.chain(*told))
 
     def _summed(self, numbers: Mapping[str, float | torch.Tensor]) -> tuple[float, float]:
         """The sum of those that this rank counts, and what rounding took from it."""

@@ -226,8 +226,8 @@ class OutsideValues:
         moved, untold, self._untold = self.note_held(held, written), self._untold, []
         if untold:
             mine = [float(name in moved) for name in untold]
-            told = member.numbers_of(dict.fromkeys(member.ranks, mine))
-            moved += [name for flags in told.values() for name, flag in zip(untold, flags, strict=True) if flag]
+            told = member.numbers_of_all(mine)
+            moved += [name for flags in told for name, flag in zip(untold, flags, strict=True) if flag]
         self._moved.update(moved)
         for name in moved if self._has_values else ():
             note_moved(self._model, name)
@@ -336,7 +336,7 @@ class OutsideValues:
         changed = [(each, now.get(each)) for each in sorted({*now, *first}) if now.get(each) != first.get(each)]
         return float(1 + zlib.crc32(repr(changed).encode())) if changed else 0.0
 
-    def check_moved(self, old: Plan, new: Plan, told: Mapping[int, Sequence[float]]) -> None:
+    def check_moved(self, old: Plan, new: Plan, told: Sequence[Sequence[float]]) -> None:
         """Refuse to build a partition where what it holds from outside is not what it was where it comes from."""
         place = {name: n for n, name in enumerate(self._started)}
         for partition, source, target in removals(old, new):

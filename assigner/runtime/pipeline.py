@@ -40,7 +40,7 @@ from assigner.runtime.update.scaling import GradientScaling
 from assigner.runtime.update.sparsemomentum import fit_momentum
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
 
@@ -200,7 +200,7 @@ class Pipeline(ModelState):
         self._compare(f"move({executed(new)})", at, shown=f"move({what} on {', '.join(new.workers)})")
         with self._member.guarded(at):
             mine = [self._loss_values.digest(), *self._outside.digests()]
-            told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
+            told = self._member.numbers_of_all(mine)
         self._rank_optimizer.memory.share(self._member, at, is_idle=self._rank_optimizer.is_idle)
         verdict = self._member.agree(at, lambda: self._check_move(new, told))
         remat = Rematerialisation(self._remat, new)
@@ -245,11 +245,11 @@ class Pipeline(ModelState):
         """The next step drops gradients by a method that may leave something of them."""
         return self._rank_optimizer.keeps_gradients or "zero_grad" in vars(self._optimizer)
 
-    def _check_move(self, plan: Plan, told: Mapping[int, Sequence[float]]) -> Verdict:
+    def _check_move(self, plan: Plan, told: Sequence[Sequence[float]]) -> Verdict:
         """Refuse a move that would lose something; what is known of the optimizer under the new plan."""
         self._member.place(plan)
         self._outside.check_kept(self.state_dict, training=False)
-        self._outside.check_moved(self.plan, plan, {rank: outside for rank, (_, *outside) in told.items()})
+        self._outside.check_moved(self.plan, plan, [outside for _, *outside in told])
         last = self.graph.last.name
         ends = [rank_of(worker) for worker in (*self.plan.holders[last], *plan.holders[last])]
         is_leaving = self.plan.holders[last] != plan.holders[last]

@@ -147,7 +147,7 @@ def check_alike(workload: Workload, graph: PartitionGraph, member: Membership, g
         "Workload.metrics": sorted((name, named(each)) for name, each in (workload.metrics or {}).items()),
     }
     numbers = [digest([str(each)]) for each in settings.values()]
-    rank, what = _first_unlike(member.numbers_of(dict.fromkeys(member.ranks, numbers)))
+    rank, what = _first_unlike(member.numbers_of_all(numbers))
     if rank is not None:
         raise UsageError(
             f"{list(settings)[what]} is another on worker:{rank} than on worker:0",
@@ -165,7 +165,7 @@ def _check_origins(graph: PartitionGraph, member: Membership) -> None:
         f"the forward of {name} has its operations": each for name, each in graph.order.items()
     }
     numbers = [*mine.numbers, digest(map(str, ordered.items()))]
-    told = member.numbers_of(dict.fromkeys(member.ranks, numbers))
+    told = member.numbers_of_all(numbers)
     rank, what = _first_unlike(told)
     if rank is None:
         return
@@ -185,7 +185,7 @@ def _check_origins(graph: PartitionGraph, member: Membership) -> None:
         _check_ordered(ordered, member)
         return
     names = list(mine.values)
-    rank, what = _first_unlike(dict(enumerate(member.told(mine.placed))))
+    rank, what = _first_unlike(member.told(mine.placed))
     name = names[what] if rank is not None and what < len(names) else "something"
     raise UsageError(
         f"the model's builder makes {name} of other numbers {where}",
@@ -205,9 +205,9 @@ def _check_code(workload: Workload, graph: PartitionGraph, member: Membership) -
     beside = workload.model, workload.loss, workload.weight, workload.optimizer, *(workload.metrics or {}).values()
     mine = own_code(beside, graph.deferred.model)
     numbers = python_release(), digest([json.dumps(mine)])
-    told = member.numbers_of(dict.fromkeys(member.ranks, numbers))
+    told = member.numbers_of_all(numbers)
     release, first = told[0]
-    unlike = [rank for rank, (their_release, theirs) in told.items() if their_release == release and theirs != first]
+    unlike = [rank for rank, (their_release, theirs) in enumerate(told) if their_release == release and theirs != first]
     every = member.told(mine) if unlike else []  # all ranks come here alike
     for rank in unlike:
         ours, other = every[0], every[rank]
@@ -237,10 +237,10 @@ def _check_ordered(mine: Mapping[str, tuple[int, int]], member: Membership) -> N
                 )
 
 
-def _first_unlike(told: Mapping[int, Sequence[float]]) -> tuple[int | None, int]:
+def _first_unlike(told: Sequence[Sequence[float]]) -> tuple[int | None, int]:
     """The first number in which a rank differs from the first rank, and that rank; None: there is none."""
-    for n, column in enumerate(itertools.zip_longest(*told.values(), fillvalue=0.0)):
-        for rank, each in zip(told, column, strict=True):
+    for n, column in enumerate(itertools.zip_longest(*told, fillvalue=0.0)):
+        for rank, each in enumerate(column):
             if each != column[0]:
                 return rank, n
     return None, 0

@@ -153,7 +153,7 @@ class Membership:
                 )
         mine = predicted.get(self.worker or "")
         here = (mine.peak_bytes if mine else 0.0, free_bytes(self.device) + given_back)
-        for rank, (peak, free) in self.numbers_of(dict.fromkeys(self.ranks, here)).items():
+        for rank, (peak, free) in enumerate(self.numbers_of_all(here)):
             if peak > free:
                 raise InfeasibleError(
                     f"worker:{rank}: the plan needs {fmt.size(peak)} at its peak, and {fmt.size(free)} are free there"
@@ -325,7 +325,11 @@ class Membership:
 
     def numbers(self, number: float) -> list[float]:
         """Every rank's number, in the ranks' order, on every rank; this rank's has left when it returns."""
-        return [found for (found,) in self.numbers_of({rank: [number] for rank in self.ranks}).values()]
+        return [found for (found,) in self.numbers_of_all([number])]
+
+    def numbers_of_all(self, mine: Sequence[float]) -> list[list[float]]:
+        """As `numbers`, of several of each rank: as many everywhere."""
+        return [*self.numbers_of(dict.fromkeys(self.ranks, mine)).values()]
 
     @property
     def ranks(self) -> range:

@@ -130,14 +130,12 @@ class RankFactor:
         ]
         found = [_factor(each, ratios, self._names) for each in held]
         mine = [*(factor for factor, _ in found), *itertools.chain(*(each.numbers for each in self._changes.found()))]
-        told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
+        told = self._member.numbers_of_all(mine)
         for n, parameters in enumerate(held):
-            self._check(n, parameters, found[n], [each[n] for each in told.values()])
+            self._check(n, parameters, found[n], [each[n] for each in told])
         for n, subject in enumerate(SUBJECTS):
             first = len(held) + n * NUMBERS
-            check_changes(
-                subject, [RankChange.told(each[first : first + NUMBERS]) for each in told.values()], self._alike
-            )
+            check_changes(subject, [RankChange.told(each[first : first + NUMBERS]) for each in told], self._alike)
 
     def _check(
         self,
