@@ -3,8 +3,8 @@
     pipeline, modelstate            what a training script calls: steps; the run and the state of its model
     installation, relocation        all that executes one plan on a rank; to another plan during a run, and what the
                                     script still holds of the earlier one
-    outsidevalues                   what partitions reach beside their own: what of it cannot go to another rank, and
-                                    what the script has changed of it
+    outsidevalues, keptmodel        what partitions reach beside their own that cannot go to another rank; the builder's
+                                    model beside them: what the script changes there, and what steps move here
     plangraph, passes               the partitions that a plan speaks of; batches through the graphs that they need, in
                                     training and without
     tracing                         a run's trace: all ranks', on one clock, in one file

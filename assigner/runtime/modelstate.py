@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
     from assigner.runtime.installation import Installation
-    from assigner.runtime.outsidevalues import OutsideValues
+    from assigner.runtime.keptmodel import KeptModel
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.update.rankoptimizer import RankOptimizer
     from assigner.runtime.update.scaling import GradientScaling
@@ -62,7 +62,7 @@ class ModelState:
     _clock: StepClock
     _batches: int
     _trains: bool
-    _outside: OutsideValues
+    _kept: KeptModel
     _rank_optimizer: RankOptimizer
     _scaling: GradientScaling
 
@@ -314,7 +314,7 @@ class ModelState:
         """
         self._compare(f"load_state_dict(strict={strict})", "loading a state_dict")
         found = self._whole.hand_out(state_dict, strict=strict)
-        self._outside.is_outdated = False
+        self._kept.is_outdated = False
         return found
 
     def _compare_copies(self, at: str) -> None:
@@ -444,7 +444,7 @@ class ModelState:
             self.steps, self._batches = found.progress.steps, found.progress.batches
             self._installed.gradients.drop()
             self._scaling.load(found.progress.scaler)
-        self._outside.is_outdated = False
+        self._kept.is_outdated = False
         return found.progress.state
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from assigner.runtime.forward.lossvalues import LossValues
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.forward.remat import Rematerialisation
 from assigner.runtime.installation import Installation
+from assigner.runtime.keptmodel import KeptModel, MovedTensors
 from assigner.runtime.messages.rendezvous import asked_backend, told_if_refused
 from assigner.runtime.modelstate import ModelState
 from assigner.runtime.outsidevalues import OutsideValues
@@ -119,14 +120,15 @@ class Pipeline(ModelState):
         self._base_bytes = held_bytes(self._member.device) or 0
         self.steps = self._batches = 0
         self._unread = UnreadState(self.graph, self.rank)
-        self._outside = OutsideValues(self.graph, self._member.device)
+        self._outside = OutsideValues(self.graph)
+        self._kept, self._moved = KeptModel(self.graph, self._member.device), MovedTensors(self.graph)
         self._loss_values = LossValues(workload)
         with self._member.guarded("the building of the partitions"):
             workload = workload if training else without_training(workload)
             self._scaling = GradientScaling(scaler, workload.autocast, self._member)
             self.scaler = self._scaling.scaler
             self._installed = self._install(remat_of_plan)
-            self._outside.note_held(self._installed.share.held())
+            self._moved.note_held(self._installed.share.held())
             self._rank_optimizer = RankOptimizer(
                 workload, self.graph.deferred.model.named_parameters(), self._installed.updated,
                 shares=shares_of(self.graph, self.plan), beside=self._installed.updated_elsewhere,
@@ -235,7 +237,7 @@ class Pipeline(ModelState):
             of_parameters.add(self._installed.share.updated, self._rank_optimizer)
         for parameter in before.share.parameters.values():
             parameter.grad = None
-        self._outside.note_held(self._installed.share.held())
+        self._moved.note_held(self._installed.share.held())
         attributes = [each.attributes for each in found.values()]
         keep_moved(before.share.built(), but=attributes)
         return earlier, attributes
@@ -248,7 +250,7 @@ class Pipeline(ModelState):
     def _check_move(self, plan: Plan, told: Sequence[Sequence[float]]) -> Verdict:
         """Refuse a move that would lose something; what is known of the optimizer under the new plan."""
         self._member.place(plan)
-        self._outside.check_kept(self.state_dict, training=False)
+        self._kept.check(self.state_dict, training=False)
         self._outside.check_moved(self.plan, plan, [outside for _, *outside in told])
         last = self.graph.last.name
         ends = [rank_of(worker) for worker in (*self.plan.holders[last], *plan.holders[last])]
@@ -318,7 +320,7 @@ class Pipeline(ModelState):
         if recorder is not None:
             recorder.begin_step()
         with self._member.guarded("the start of a step"), kept_generators(self._member.device):
-            self._outside.check_kept(self.state_dict, training=True)
+            self._kept.check(self.state_dict, training=True)
             call = f"step(update={update}, scale={scale}, max_norm={max_norm}{self._asked(outputs_to)})"
             if update and self._member.transport is not None:
                 call = f"{call} with {self._rank_optimizer.groups.settings}"
@@ -349,7 +351,7 @@ class Pipeline(ModelState):
                 self.optimizer.step()
         with self._member.guarded("the end of the step"):
             result = shared_result(found, self.workload, self._member, training=True)
-            self._outside.note_moved(self._installed.share.held(), self._installed.written, self._member)
+            self._moved.note_moved(self._installed.share.held(), self._installed.written, self._member)
         whole = update and self._installed.ran_as_planned(micro_batches)
         self._clock.end_step(whole=whole, gathers=not update)
         if recorder is not None:
@@ -398,7 +400,7 @@ class Pipeline(ModelState):
         refuse_other_casting(self.workload.autocast, self._member.device.type)
         call = f"evaluate({self._asked(outputs_to).removeprefix(', ')})"
         with self._member.guarded("the start of an evaluation"), kept_generators(self._member.device):
-            self._outside.check_kept(self.state_dict, training=False)
+            self._kept.check(self.state_dict, training=False)
             call += self._loss_values.begin()
             result = self._installed.evaluate(call, batch, self._batches, outputs_to)
             self._loss_values.end()
@@ -436,7 +438,7 @@ class Pipeline(ModelState):
         self._member.check_rank(to)
         refuse_other_casting(self.workload.autocast, self._member.device.type)
         with self._member.guarded("the start of a forward"), kept_generators(self._member.device):
-            self._outside.check_kept(self.state_dict, training=False)
+            self._kept.check(self.state_dict, training=False)
             return self._installed.forward(inputs, self._batches, to)
 
     def _note(self, call: str) -> None:
@@ -456,7 +458,7 @@ class Pipeline(ModelState):
                 hint="pipeline.clip_grad_norm_ before it takes the scale out of them; or autocast in bfloat16",
             )
         self._note(call)
-        self._outside.note_trained()
+        self._moved.note_trained()
 
     def _require_training(self) -> None:
         if not self._trains:
@@ -467,7 +469,7 @@ class Pipeline(ModelState):
         self._require_training()
         if closure is not None:
             found = self._update_by(closure)
-            self._outside.note_trained()
+            self._moved.note_trained()
             return found
         with self._member.guarded("an update"):
             call = f"optimizer.step() with {self._rank_optimizer.groups.settings}"
@@ -486,7 +488,7 @@ class Pipeline(ModelState):
             if self._installed.gradients.factor.is_watched:
                 self._installed.gradients.factor.note()
             self.steps += good
-            self._outside.note_trained()
+            self._moved.note_trained()
         return None
 
     def _update_by(self, closure: Callable[[], Any]) -> Any:

@@ -26,7 +26,7 @@ from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import partition_graph
 from assigner.model.marking.cut import recut
 from assigner.model.workload import call_arguments
-from assigner.runtime.outsidevalues import OutsideValues
+from assigner.runtime.keptmodel import KeptModel, MovedTensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -202,11 +202,12 @@ def test_a_tensor_of_the_scripts_is_not_stale_in_partitions() -> None:
     cpu = torch.device("cpu")
 
     def check(on: torch.device, change: Any) -> None:
-        outside = OutsideValues(graph, on)
+        kept = KeptModel(graph, on)
+        MovedTensors(graph)
         for training in (True, False):
-            outside.check_kept(dict, training=training)
+            kept.check(dict, training=training)
         change()
-        outside.check_kept(dict, training=True)
+        kept.check(dict, training=True)
 
     changes = {f"0.{name}": HELD[name].zero_ for name in ("value", "unsaved")} | {
         "0.listed[0]": HELD["listed"].zero_,
@@ -332,7 +333,7 @@ def test_a_model_that_keeps_something_is_called_as_a_copy() -> None:
         ):
             use()
             with pytest.raises(UsageError, match=words) as caught:
-                pipeline._outside.check_kept(pipeline.state_dict, training=True)
+                pipeline._kept.check(pipeline.state_dict, training=True)
             assert hint in str(caught.value.hint)
 
 
