@@ -35,7 +35,8 @@ from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred.reach import reach
 from assigner.model.deferred.vocabulary import vocabulary_of
 from assigner.model.marking import partition_graph
-from assigner.runtime.forward.state import WrittenTensors, has_user_code
+from assigner.runtime.forward.pythonvalues import has_user_code
+from assigner.runtime.forward.state import WrittenTensors
 from assigner.runtime.stages.localpartitions import LocalPartitions, UnreadState
 
 if TYPE_CHECKING:

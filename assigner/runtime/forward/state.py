@@ -26,19 +26,15 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from assigner.errors import UsageError
-from assigner.model.deferred.caches import cached_functions
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.deferred.ownership import HOOKS, coded_classes, is_users
-from assigner.model.deferred.reach import kept_objects, reach
-from assigner.model.marking import PartitionModule
+from assigner.model.deferred.ownership import coded_classes
 from assigner.model.members import buffers, parameters
 from assigner.runtime.forward.heldtensors import HeldTensor, apart_from, as_they_were, is_strided, on_copies
+from assigner.runtime.forward.pythonvalues import PythonValues
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from assigner.model.deferred.caches import Cached
 
 _version = operator.attrgetter("_version")
 
@@ -103,6 +99,7 @@ class ModuleTensors:
         self._places: list[tuple[int, str]] = []
         self._held: list[torch.Tensor | None] = []
         self.now: list[torch.Tensor] = []  # found by `renewed`: they can have other memory, and torch counts changes
+        self._last: list[int] | None = None  # of `counts`; None: nobody says (`begin_step`) when others change tensors
 
     def renewed(self) -> list[torch.Tensor] | None:
         """See which tensors the modules hold now, and return those that they no longer do; None: all is as it was."""
@@ -112,6 +109,7 @@ class ModuleTensors:
         before, present = (dict.fromkeys(each for each in some if each is not None) for some in (self._held, held))
         self._places, self._held = [(id(space), name) for space in self._spaces for name in space], held
         self.now = [each for each in present if is_strided(each)]
+        self._last = None if self._last is None else []
         return [each for each in before if each not in present]
 
     def places(self) -> Iterator[tuple[tuple[int, str], torch.Tensor]]:
@@ -138,9 +136,19 @@ class ModuleTensors:
         found = [each.grad for each in self.now if isinstance(each, nn.Parameter)]
         return [(0, 0) if each is None else (id(each), each._version) for each in found]
 
+    def begin_step(self) -> None:
+        """A step comes next, within which nothing but forwards and backwards changes a tensor."""
+        self._last = []
+
     def counts(self) -> list[int]:
         """What torch counts of changes, and where values lie: `.data = ` counts as no change."""
-        return [*map(_version, self.now), *map(torch.Tensor.data_ptr, self.now)]
+        found = [*map(_version, self.now), *map(torch.Tensor.data_ptr, self.now)]
+        self._last = None if self._last is None else found
+        return found
+
+    def last_counts(self) -> list[int]:
+        """The counts as they were seen last in this step, behind which nothing of it can have changed any."""
+        return self._last or self.counts()
 
     def changed(self, before: list[int], after: list[int]) -> list[torch.Tensor]:
         """The tensors whose counts differ; both lists are of the same tensors."""
@@ -148,6 +156,11 @@ class ModuleTensors:
         return [
             tensor for n, tensor in enumerate(self.now) if (before[n], before[half + n]) != (after[n], after[half + n])
         ]
+
+    def changed_since(self, counts: list[int]) -> list[torch.Tensor]:
+        """The tensors that have changed since these counts."""
+        now = self.counts()
+        return [] if now == counts else self.changed(counts, now)
 
 
 @dataclass(slots=True)
@@ -176,25 +189,29 @@ class ForwardStart:
 
 
 class PartitionState:
-    """The tensors that one partition's forwards write, and the Python values of its modules.
+    """The tensors that one partition's forwards write.
 
     `written` are the rank's tensors that forwards write; None: no other partition has to know.
+
+    Attributes:
+        tensors: All that its modules hold.
+        values: What its forwards can find in Python besides.
+        was_watched: A forward was, so that most of what is written is known.
+        writes: What it is known to write.
     """
 
     def __init__(self, module: nn.Module, written: WrittenTensors | None = None) -> None:
         written = WrittenTensors([module]) if written is None else written
         self._module = module
         self.tensors = ModuleTensors(module)
-        self._changeable = changeable_modules(module)
+        self.values = PythonValues(module)
         self.written = written
-        self.was_watched = False  # whether a forward was, so that most of what is written is known
-        self.writes: _Ordered = {}  # what it is known to write
+        self.was_watched = False
+        self.writes: _Ordered = {}
         self._written_places: set[tuple[int, str]] = set()
         self._loose = set[torch.Tensor]()
         self._silent: _Ordered = {}
         self._plain = set[torch.Tensor]()  # of these, what the watched forward gave to no BatchNorm
-        self._cached: tuple[Cached, ...] | None = None  # None: no forward runs again
-        self._last: list[int] | None = None  # None: `begin_step` says nowhere when others may change tensors
 
     @classmethod
     def of_all(cls, states: Sequence[PartitionState]) -> PartitionState:
@@ -203,21 +220,15 @@ class PartitionState:
         found.was_watched = True
         return found
 
-    def begin_step(self) -> None:
-        """A step comes next, within which nothing but forwards and backwards changes a tensor."""
-        self._last = []
-
     def begin(self, *, runs_again: bool) -> ForwardStart:
         """A forward in training comes next."""
         self._look()
         if self.was_watched and not (runs_again or self.writes or self._unseen):  # the rule
             return ForwardStart([], [], None, self.last_counts())
-        if runs_again and self._cached is None:
-            self._cached = tuple(cached_functions(self._changeable))
-        memento = self.values() if runs_again else None
-        writes = self.writes | self._unseen
+        memento = self.values.for_recompute() if runs_again else None
+        writes = self.writes | (self._silent if runs_again else self._unseen)
         if memento is not None:
-            writes |= self._silent | dict.fromkeys(each for each in memento.tensors if each in self._loose)
+            writes |= dict.fromkeys(each for each in memento.tensors if each in self._loose)
         if not self.was_watched:  # nothing is known yet: buffers are likely, and weights are large
             buffers = [each for each in self.tensors.now if not isinstance(each, nn.Parameter)]
             writes |= dict.fromkeys(each for buffer in buffers for each in self.written.family(buffer))
@@ -229,7 +240,7 @@ class PartitionState:
             for each in (self.tensors.now if self.written and memento is not None else ())
             if each in self.written and each not in writes
         ]
-        return ForwardStart(start, others, memento, self.tensors.counts(), self._made())
+        return ForwardStart(start, others, memento, self.tensors.counts(), self.values.made())
 
     @property
     def _unseen(self) -> _Ordered:
@@ -244,7 +255,7 @@ class PartitionState:
         if used:
             self._plain.update(each for each in self._silent if storage_of(each) in used)
         loose = [] if start.memento is None else self.note_loose(start.memento.moved())
-        counts = self._note(self.tensors.counts())
+        counts = self.tensors.counts()
         if counts == start.counts and self.was_watched:
             return LateWrites([], loose) if loose else None
         changed = self.tensors.changed(start.counts, counts)
@@ -269,12 +280,9 @@ class PartitionState:
         versions = dict(zip(self.tensors.now, start.counts, strict=False))  # the places of values come behind
         return LateWrites(late, loose, any(versions.get(each) == each._version for each in late))
 
-    def _made(self) -> list[int]:
-        return [id(each) for cached in self._cached or () for each in kept_objects(cached)]
-
     def has_made(self, start: ForwardStart) -> bool:
         """Cached functions have made others since a forward began, which would find them as it has left them."""
-        return start.memento is not None and self._made() != start.made
+        return start.memento is not None and self.values.made() != start.made
 
     def _untold(self, new: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Running values, whose changes torch counts nowhere: the number of batches beside them has changed."""
@@ -357,7 +365,6 @@ class PartitionState:
         """See which tensors the modules hold, and which of these it is known of that forwards write them."""
         if (gone := self.tensors.renewed()) is None:
             return
-        self._last = None if self._last is None else []
         self._silent = dict.fromkeys(
             each
             for module in self.tensors.modules
@@ -373,23 +380,9 @@ class PartitionState:
             for each in self.written.add(tensor)
         )
 
-    def values(self) -> Memento:
-        """The Python values that the partition's forwards can find, as they are now."""
-        return Memento(self._changeable, [self._cached] if self._cached else [], backwards=False)
-
     def last_counts(self) -> list[int]:
-        """The counts as they were last seen in this step, behind which nothing of it can have changed any."""
-        return self._last if self._last and not self.written and not self._unseen else self._note(self.tensors.counts())
-
-    def changed_since(self, counts: list[int]) -> list[torch.Tensor]:
-        """The tensors that a backward has changed since these counts."""
-        now = self._note(self.tensors.counts())
-        return [] if now == counts else self.tensors.changed(counts, now)
-
-    def _note(self, counts: list[int]) -> list[int]:
-        if self._last is not None:
-            self._last = counts
-        return counts
+        """As `ModuleTensors.last_counts`, where no other forward of this rank may have changed a tensor of these."""
+        return self.tensors.counts() if self.written or self._unseen else self.tensors.last_counts()
 
 
 def _uncounted(module: nn.Module) -> list[torch.Tensor]:
@@ -405,27 +398,3 @@ def _uncounted(module: nn.Module) -> list[torch.Tensor]:
     found = [each for each in found if each.dim() == 1 and each.is_floating_point()]
     sizes = [len(each) for each in found]
     return [each for each, size in zip(found, sizes, strict=True) if sizes.count(size) > 1]
-
-
-def changeable_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules of a partition whose Python values its forwards may change, by name."""
-    return _layers(module) if has_user_code(module) else []
-
-
-def _layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [(name, each) for name, each in module.named_modules() if not isinstance(each, PartitionModule)]
-
-
-def has_user_code(module: nn.Module) -> bool:
-    """Whether code of the user's runs in a partition: it may draw, keep values, and do anything else that Python can.
-
-    It is a class, a hook or a function that is not torch's own: a layer may be given one.
-    """
-    layers = _layers(module)
-    return any(
-        coded_classes(type(each)) or any(each.__dict__[hooks] for hooks in HOOKS) or "forward" in each.__dict__
-        for _, each in layers
-    ) or any(
-        callable(each) and isinstance(of := getattr(each, "__module__", None), str) and is_users(of)
-        for _, each in reach({}, layers)
-    )

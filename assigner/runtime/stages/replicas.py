@@ -23,7 +23,7 @@ from assigner.model.deferred.reach import reach
 from assigner.model.marking.writing import STORES
 from assigner.runtime.failures.callrecord import checksum
 from assigner.runtime.forward.lossvalues import called_of, plain_values
-from assigner.runtime.forward.state import changeable_modules
+from assigner.runtime.forward.pythonvalues import changeable_modules
 from assigner.runtime.stages.copies import CopyComparison
 
 if TYPE_CHECKING:

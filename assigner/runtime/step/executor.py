@@ -171,7 +171,7 @@ class Executor:
             self.member.transport.begin(program)
         for each in self._islands.values():
             if isinstance(each.runner, JoinedPartitions):
-                each.runner.state.begin_step()
+                each.runner.state.tensors.begin_step()
         count = posted_ahead(self.graph, program, self.member.name, micro_batches)
         ahead = self.messages.post_ahead(actions, count, step)
         next(ahead, None)

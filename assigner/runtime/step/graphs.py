@@ -226,9 +226,9 @@ def unchanged_by_backward(watched: Sequence[Watched], whole: PartitionState) -> 
         UsageError: it does.
     """
     counts = whole.last_counts() if watched else []
-    values = [(each.piece.name, each.state.values()) for each, shows_values in watched if shows_values]
+    values = [(each.piece.name, each.state.values.now()) for each, shows_values in watched if shows_values]
     yield
-    changed = whole.changed_since(counts) if watched else []
+    changed = whole.tensors.changed_since(counts) if watched else []
     for each, _ in watched if changed else ():
         if any(map(each.state.tensors.holds, changed)):
             raise UsageError(

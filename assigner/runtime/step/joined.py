@@ -205,7 +205,7 @@ class JoinedPartitions:
             self._end_late(late, graph, place)
             made[: len(self._outputs)] = self.state.handed_on(tuple(made[: len(self._outputs)]))
         if self._moving and not place.is_alone and graph.draws:
-            graph.values = [each.state.values() for each in self._moving]
+            graph.values = [each.state.values.now() for each in self._moving]
         self._graphs[self._names, place.micro_batch] = graph
         return made
 

@@ -37,8 +37,8 @@ from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.vocabulary import vocabulary_of
 from assigner.runtime.batch.variants import SINGLE_ROWS
 from assigner.runtime.forward.heldtensors import HeldTensor, is_strided, on_copies
+from assigner.runtime.forward.pythonvalues import has_user_code
 from assigner.runtime.forward.randomness import DeviceStates, backward_seed, partition_seed, seed_device, seed_python
-from assigner.runtime.forward.state import has_user_code
 from assigner.runtime.messages.staging import copied_to
 from assigner.runtime.step.lossgradients import GraphWantedError, LossGraph, Origin
 from assigner.runtime.step.outputs import Part, join

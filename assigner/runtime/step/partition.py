@@ -43,9 +43,10 @@ from assigner.runtime.forward.attributes import let_go
 from assigner.runtime.forward.compiling import Forward
 from assigner.runtime.forward.heldtensors import apart_from
 from assigner.runtime.forward.nodes import are_made_here, code_so_far, count_code, edge_of, hooks_so_far, nodes_so_far
+from assigner.runtime.forward.pythonvalues import has_user_code
 from assigner.runtime.forward.randomness import backward_seed, partition_seed, seed_device, seed_python
 from assigner.runtime.forward.splitbackward import input_part
-from assigner.runtime.forward.state import ForwardStart, LateWrites, PartitionState, has_user_code
+from assigner.runtime.forward.state import ForwardStart, LateWrites, PartitionState
 from assigner.runtime.step.batchnorm import PartitionNorms
 from assigner.runtime.step.graphs import (
     NOTHING,
@@ -201,7 +202,7 @@ class PartitionRunner:
         if self._is_plain is None and (self.finish is None or any(graph.roots)):  # a loss may be a constant this time
             self._is_plain = not is_hooked and are_made_here(graph.roots, range(first, nodes_so_far()))
         if self.moves_values and not place.is_alone and graph.draws:
-            graph.values.append(self.state.values())
+            graph.values.append(self.state.values.now())
         self.graphs[self.key, place.micro_batch] = graph
         return self.state.handed_on(outputs)
 
@@ -337,7 +338,7 @@ class PartitionRunner:
         """The first forward, and what it is seen to write; a compiled one would not run compiled while it is seen."""
         if self.run is not None:
             return (outputs := self.call(place, reads, sizes)), self.state.end(start)
-        gradients, values = self.state.tensors.gradients(), self.state.values() if self.is_users else None
+        gradients, values = self.state.tensors.gradients(), self.state.values.now() if self.is_users else None
         with Writes() as writes, GradientUses() as asked:
             outputs = self.call(place, reads, sizes)
         self.moves_values = values is not None and values.has_changed(ignoring="tensors")
