@@ -103,7 +103,7 @@ class PartitionRunner:
     # what the rank's forwards have made in this step that others still read
     handed_on: Callable[[], Iterable[torch.Tensor]] = tuple
     _starts: dict[int, ForwardStart] = field(default_factory=dict)
-    _rests: dict[int, Graph | _Postponed] = field(default_factory=dict)
+    _postponed: dict[int, _Postponed] = field(default_factory=dict)
     _draws: bool | None = None
     _is_plain: bool | None = None
     was_watched_back: bool = False
@@ -216,7 +216,6 @@ class PartitionRunner:
                 itself what others read.
         """
         kept = [graph for (names, _), graph in self.graphs.items() if self.piece.name in names]
-        kept += [each for each in self._rests.values() if isinstance(each, Graph)]
         name = self.state.tensors.name_of((late.tensors + late.loose)[0])
         storages = {storage_of(each) for each in late.tensors}
         is_read = storages and any(storage_of(each) in storages for each in self.handed_on())
@@ -244,7 +243,7 @@ class PartitionRunner:
             split: Its input part alone: what was read has its gradients then, and `backward_weight` does the rest.
         """
         if split and not self._differentiates:
-            self._rests[place.micro_batch] = _Postponed(output_gradients, reads, sizes)
+            self._postponed[place.micro_batch] = _Postponed(output_gradients, reads, sizes)
             return
         graph = self.graphs.pop((self.key, place.micro_batch), None)
         start = self._starts.pop(place.micro_batch, None)
@@ -271,10 +270,11 @@ class PartitionRunner:
 
     def backward_weight(self, place: ForwardPlace) -> None:
         """Run the weight part, behind the input part; all parameters have their gradients then."""
-        graph = self._rests.pop(place.micro_batch, None)
-        if isinstance(graph, _Postponed):
-            self.backward(place, *graph)
-        elif graph is not None and graph.rest is not None:
+        if (postponed := self._postponed.pop(place.micro_batch, None)) is not None:
+            self.backward(place, *postponed)
+            return
+        graph = self.graphs.pop((self.key, place.micro_batch), None)
+        if graph is not None and graph.rest is not None:
             checked = [(self, False)] if self.is_checked(place, graph) else []
             unchanged = unchanged_by_backward(checked, self.state)
             with as_single_process(), graph.as_left(), unchanged, in_words(graph.overwritten):
@@ -288,9 +288,9 @@ class PartitionRunner:
         Returns:
             They, and whether the whole graph is there too.
         """
-        graph = self._rests.get(place.micro_batch)
-        if isinstance(graph, _Postponed):
-            return [each for each in graph.output_gradients if each is not None], not self.recomputes(place)
+        if (postponed := self._postponed.get(place.micro_batch)) is not None:
+            return [each for each in postponed.output_gradients if each is not None], not self.recomputes(place)
+        graph = self.graphs.get((self.key, place.micro_batch))
         rest = None if graph is None else graph.rest
         return ([], False) if rest is None else (rest.tensors(), bool(rest.edges))
 
@@ -324,13 +324,13 @@ class PartitionRunner:
         with as_single_process(), in_words(graph.overwritten):
             graph.rest = input_part(roots, gradients, is_hooked=graph.is_hooked)
         graph.roots = []
-        self._rests[place.micro_batch] = graph
+        self.graphs[self.key, place.micro_batch] = graph
 
     def forget(self) -> None:
         """Drop the graphs of a step that was not finished."""
         self.graphs.clear()
         self._starts.clear()
-        self._rests.clear()
+        self._postponed.clear()
 
     def _watched(
         self, start: ForwardStart, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
