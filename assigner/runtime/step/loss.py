@@ -26,6 +26,9 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +38,8 @@ from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.vocabulary import vocabulary_of
+from assigner.model.marking import Value
+from assigner.runtime.batch.microbatch import MicroBatch
 from assigner.runtime.batch.variants import SINGLE_ROWS
 from assigner.runtime.forward.heldtensors import HeldTensor, is_strided, on_copies
 from assigner.runtime.forward.pythonvalues import has_user_code
@@ -46,14 +51,42 @@ from assigner.runtime.step.results import StepMetrics, exact_sum, without_values
 from assigner.schedule.orders import warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from assigner.formats.plan import Plan
-    from assigner.model.marking import PartitionGraph, Value
+    from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
-    from assigner.runtime.batch.microbatch import MicroBatch
     from assigner.runtime.batch.variants import VariantGroup
     from assigner.runtime.step.outputs import BatchOutputs
+
+
+class _When(Enum):
+    """When the loss is called of outputs that will be made again, by what its calls have shown so far."""
+
+    UNKNOWN = "behind the first forward, and it is seen whether it keeps something"
+    EARLY = "behind the first forward, for it keeps something from call to call"
+    LATE = "in the recompute: it keeps nothing, which each step sees"
+    WITHIN = "in the recompute: it takes gradients within the last partition's graph"
+
+
+@dataclass(slots=True)
+class _CutLoss:
+    """The loss of one micro-batch of a step.
+
+    Args:
+        was_seen: Its outputs were, for what is made of them beside the loss.
+        on_leaves: It is computed on leaves, and the micro-batch's backward starts from the outputs.
+        part: Over the batch, until all are there: the leaves, and what the outputs are made of.
+        gradients: Those of the outputs, for the backward; None: not yet, or no more.
+        drawn: Where a backward of its own has left the generators.
+        held: The loss's own tensors as its call has left them, for its backward.
+    """
+
+    cut: MicroBatch
+    was_seen: bool
+    on_leaves: bool = False
+    part: tuple[list[Any], list[set[Value]]] | None = None
+    gradients: list[torch.Tensor | None] | None = None
+    drawn: tuple[DeviceStates, GeneratorStates] | None = None
+    held: Sequence[HeldTensor] = ()
 
 
 class StepLoss:
@@ -67,9 +100,8 @@ class StepLoss:
 
     def __init__(self, workload: Workload, graph: PartitionGraph, device: torch.device, *, training: bool) -> None:
         self._workload, self._graph, self._device, self._training = workload, graph, device, training
-        self._remembers: bool | None = None
+        self._when = _When.UNKNOWN
         self._written: list[torch.Tensor] | None = None  # in place, by the loss; None: none was called
-        self._waits = False  # what runs again has the loss called in its recompute
         self._is_users = (
             has_user_code(workload.loss)
             if isinstance(workload.loss, torch.nn.Module)
@@ -102,32 +134,38 @@ class StepLoss:
 
         Of the micro-batches this rank runs the last partition for those that are `finished`.
         """
-        self._cuts = dict(zip(places, micro_batches, strict=True))
+        was_seen = outputs is None and not self._workload.metrics  # nothing else is made of them
+        self._cuts = {n: _CutLoss(cut, was_seen) for n, cut in zip(places, micro_batches, strict=True)}
         self._over_batch = self._workload.loss_over == "batch" and len(micro_batches) > 1
         self._factor, self._number, self._finished = factor, number, finished
         self._values: dict[int, torch.Tensor] = {}  # of the losses, by micro-batch, as they were called
         self._differentiable = 0  # of these losses
-        self._parts: dict[int, tuple[list[Any], list[set[Value]]]] = {}  # leaves, and what these stand for is made of
         self._before: Memento | None = None
-        self._held: dict[int, list[HeldTensor]] = {}
-        self._known: set[int] = set()  # the micro-batches whose loss is computed on leaves
-        self._gradients: dict[int, list[torch.Tensor | None]] = {}
-        self._drawn: dict[int, tuple[DeviceStates, GeneratorStates]] = {}
         self._kept = outputs
-        self._unseen = set(places) if outputs is not None or self._workload.metrics else set()
         self._metrics.begin()
+
+    @property
+    def _is_early(self) -> bool:
+        return self._when in (_When.UNKNOWN, _When.EARLY)
 
     def gradients(self, place: int) -> list[torch.Tensor | None]:
         """Of what `of` gave for a micro-batch: its backward starts with them, and they are let go.
 
         An output that the loss does not read has none: a Function of the user's would make zeros of nothing.
         """
-        return self._gradients.pop(place) if place in self._known else [self._gradient()]
+        one = self._cuts[place]
+        if not one.on_leaves:
+            return [self._gradient()]
+        found, one.gradients = one.gradients, None
+        assert found is not None
+        return found
 
     def go_on(self, place: int) -> None:
         """Have the generators be where the backward of a micro-batch's loss has left them, if it ran by itself."""
-        for each in self._drawn.pop(place, ()):
+        one = self._cuts[place]
+        for each in one.drawn or ():
             each.put_back()
+        one.drawn = None
 
     def _gradient(self) -> torch.Tensor:
         """The loss's own; in float64, which autograd casts to the loss's type."""
@@ -153,31 +191,31 @@ class StepLoss:
         Raises:
             UsageError: the loss is no single number, or is over the batch and an output has no rows.
         """
-        if place in self._unseen:
-            self._see(outputs, place)
+        one = self._cuts[place]
+        if not one.was_seen:
+            self._see(outputs, place, one)
         if self._kept is not None and self._kept.alone:
             return (torch.zeros((), device=self._device),)
         if self._over_batch:
-            self._keep_part(outputs, place, origin)
+            self._keep_part(outputs, one, origin)
             return _tensors(outputs)
         if runs_again:
-            if self._remembers is not False and not self._waits and len(self._cuts) > 1:
-                self._ahead(outputs, place, origin)
+            if self._is_early and len(self._cuts) > 1:
+                self._ahead(outputs, place, one, origin)
             return (torch.zeros((), device=self._device),)
-        if place in self._known:
+        if one.on_leaves:
             return _tensors(outputs)
-        cut = self._cuts[place]
-        if not cut.weight:  # it may be 0 / 0
+        if not one.cut.weight:  # it may be 0 / 0
             return (torch.zeros((), device=self._device),)
-        if (self._waits or self._remembers is False) and self._before is None and self._is_users:
+        if not self._is_early and self._before is None and self._is_users:
             self._before = Memento((), [self._workload.loss])
-        value = self._with_a_graph(outputs, cut, place, origin) * cut.weight
+        value = self._with_a_graph(outputs, place, one, origin) * one.cut.weight
         self._values[place] = value.detach()
         if self._before is not None and len(self._values) == sum(1 for each in self._finished if each.weight):
             self._check_order(self._before)
         return (value,)
 
-    def _with_a_graph(self, outputs: Sequence[Any], cut: MicroBatch, place: int, origin: Origin) -> torch.Tensor:
+    def _with_a_graph(self, outputs: Sequence[Any], place: int, one: _CutLoss, origin: Origin) -> torch.Tensor:
         """The loss of a micro-batch, whose graph may have saved tensors that the next one's writes in place.
 
         Each call works on copies of them, and the backward finds them as its own call left them: see `held`.
@@ -186,24 +224,28 @@ class StepLoss:
         memory = Memento((), [self._workload.loss]) if is_first else None
         if self._written:
             on_copies(self._written)
-        own = LossGraph(origin, outputs, weight=cut.weight, looks=self._looks)
-        value = self._value(self._graph.rebuild_output(outputs), cut.targets, place, own)
+        own = LossGraph(origin, outputs, weight=one.cut.weight, looks=self._looks)
+        value = self._value(self._graph.rebuild_output(outputs), one.cut.targets, place, own)
         if memory is not None:
             self._written = [*filter(is_strided, memory.moved())]
         if self._written:
-            self._held[place] = [HeldTensor.of(each) for each in self._written]
+            one.held = [HeldTensor.of(each) for each in self._written]
         return value
 
     def held(self, place: int) -> Sequence[HeldTensor]:
         """The loss's own tensors as the call for a micro-batch left them, for its backward."""
-        return self._held.get(place, ())
+        return self._cuts[place].held
 
     def _check_order(self, before: Memento) -> None:
         """All losses of a step are called: see whether a memory has begun among those that were called late."""
-        self._remembers = before.has_changed()
-        if self._remembers and [*self._values] != sorted(self._values):
-            if self._waits:  # it may well have kept something from its first call on, behind such a gradient
-                raise self._takes_and_keeps()
+        if not before.has_changed():
+            return
+        is_within, in_order = self._when is _When.WITHIN, [*self._values] == sorted(self._values)
+        if not is_within:
+            self._when = _When.EARLY
+        if is_within and not in_order:  # it may well have kept something from its first call on, behind such a gradient
+            raise self._takes_and_keeps()
+        if not in_order:
             raise UsageError(
                 "Workload.loss begins to keep something from call to call in a step that has called it for"
                 f" micro-batches {', '.join(map(str, self._values))} in this order, as partition"
@@ -212,10 +254,9 @@ class StepLoss:
                 f" assigner.partition(..., rematerialise='never') for {self._graph.last.name!r}, or one micro-batch",
             )
 
-    def _see(self, outputs: Sequence[Any], place: int) -> None:
+    def _see(self, outputs: Sequence[Any], place: int, one: _CutLoss) -> None:
         """What is made of outputs beside the loss, once, and before the loss may write there."""
-        self._unseen.remove(place)
-        cut = self._cuts[place]
+        one.was_seen, cut = True, one.cut
         if self._kept is not None:
             self._kept.keep(self._graph, outputs, place, cut)
             if self._kept.alone:
@@ -257,21 +298,21 @@ class StepLoss:
         self._differentiable += found.requires_grad
         return found
 
-    def _keep_part(self, outputs: Sequence[Any], place: int, origin: Origin) -> None:
+    def _keep_part(self, outputs: Sequence[Any], one: _CutLoss, origin: Origin) -> None:
         """Keep a micro-batch's outputs for the loss over the batch; its backward starts from them."""
-        if place not in self._known:
-            self._known.add(place)
+        if not one.on_leaves:
+            one.on_leaves = True
             made_of = origin.made_of() if self._is_users and self._training else []
-            self._parts[place] = [self._leaf(output) for output in outputs], made_of
-            if len(self._parts) == len(self._cuts):
+            one.part = [self._leaf(output) for output in outputs], made_of
+            if all(each.part is not None for each in self._cuts.values()):
                 self._over_the_batch(origin)
 
-    def _ahead(self, outputs: Sequence[Any], place: int, origin: Origin) -> None:
+    def _ahead(self, outputs: Sequence[Any], place: int, one: _CutLoss, origin: Origin) -> None:
         """Compute the loss of outputs that will be made again, in the order of the micro-batches; learn if it must."""
-        cut = self._cuts[place]
+        cut = one.cut
         if not cut.weight:
             return
-        memory = Memento((), [self._workload.loss]) if self._remembers is None else None
+        memory = Memento((), [self._workload.loss]) if self._when is _When.UNKNOWN else None
         leaves = {id(output): self._leaf(output) for output in outputs}  # one that is there twice is one
         copies = {key: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for key, leaf in leaves.items()}
         made = [copies[id(output)] for output in outputs]  # a loss may write there
@@ -296,15 +337,15 @@ class StepLoss:
             seed_python(seed)  # as where it is one backward with the last partition's: that goes on from there
         self._differentiate(value)
         if self._is_users:
-            self._drawn[place] = DeviceStates.now(self._device), GeneratorStates.now()
+            one.drawn = DeviceStates.now(self._device), GeneratorStates.now()
         tensors = _tensors(outputs)
         first = {id(output): n for n, output in reversed(list(enumerate(tensors)))}
-        self._known.add(place)
-        self._gradients[place] = [
+        one.on_leaves = True
+        one.gradients = [
             leaves[id(output)].grad if first[id(output)] == n else None for n, output in enumerate(tensors)
         ]
         if memory is not None:
-            self._remembers = memory.has_changed()
+            self._when = _When.EARLY if memory.has_changed() else _When.LATE
 
     def _wait(self, memory: Memento | None) -> None:
         """The loss takes gradients within the last partition's graph: have it called where there is that.
@@ -317,7 +358,7 @@ class StepLoss:
         if memory is None or memory.moved():
             raise self._takes_and_keeps()
         memory.restore()
-        self._remembers, self._waits = False, True
+        self._when = _When.WITHIN
 
     def _takes_and_keeps(self) -> UsageError:
         """It takes gradients, and must be called last to first; and it keeps something, and must be called in order."""
@@ -340,9 +381,15 @@ class StepLoss:
 
     def _over_the_batch(self, origin: Origin) -> None:
         """Compute the loss of all outputs, and the gradients that each micro-batch's backward starts from."""
-        kept, output, cuts = sorted(self._parts.items()), self._graph.output, self._cuts
-        first, self._parts = min(cuts), {}
-        parts = [Part(output, output.filled(made), cuts[n].rows, cuts[n].weight) for n, (made, _) in kept]
+        output, first = self._graph.output, min(self._cuts)
+        every = [self._cuts[place] for place in sorted(self._cuts)]
+        kept = [one.part for one in every if one.part is not None]  # of all of them
+        for one in every:
+            one.part = None
+        parts = [
+            Part(output, output.filled(made), one.cut.rows, one.cut.weight)
+            for one, (made, _) in zip(every, kept, strict=True)
+        ]
         for index in output.made:
             leaf = parts[0].leaves[index]
             has_rows = parts[0].rows_dimension(index) is not None or output.unjoinable[index]
@@ -355,7 +402,7 @@ class StepLoss:
         with torch.set_grad_enabled(self._training):
             whole = join(parts)
             joined = pytree.tree_unflatten(whole, output.structure)
-            targets = next(iter(cuts.values())).targets
+            targets = every[0].cut.targets  # those of the whole batch
             self._measure(joined, targets, 1.0, first)
             # not from where the last of the micro-batches has left it: which that is, is for the plan to say
             seed_device(partition_seed(self._workload.seed, self._number, "the loss", first), self._device)
@@ -364,14 +411,14 @@ class StepLoss:
                 [whole[index] for index in output.made],
                 elsewhere="graphs of micro-batches that it does not see, for it is over the batch",
                 looks=self._looks,
-                leaves=[made for _, (made, _) in kept],
-                made_of=lambda: [made_of for _, (_, made_of) in kept],
+                leaves=[made for made, _ in kept],
+                made_of=lambda: [made_of for _, made_of in kept],
             )
             value = self._value(joined, targets, first, own)
         self._values[first] = value.detach()
         self._differentiate(value)
-        for place, (leaves, _) in kept:
-            self._gradients[place] = [leaf.grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        for one, (leaves, _) in zip(every, kept, strict=True):
+            one.gradients = [leaf.grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 class GraphlessEvaluationError(UsageError):
