@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -299,9 +300,8 @@ def test_sums_begin_within_a_joined_backward(monkeypatch):
         program = training.variants.planned.program(2, training=True)
         stage_steps = [(each.kind, each.stage, each.micro_batch) for each in program.actions["worker:0/cpu"]]
         last = max(n for n, each in enumerate(stage_steps) if each[1] == 0)
-        executor._learn(program, [each for each in program.actions["worker:0/cpu"] if each.micro_batch >= 0])
-        monkeypatch.setattr(executor, "_reducing", frozenset({stage_steps[last]}))
-        monkeypatch.setattr(executor, "_summed", {0})
+        part = replace(executor._part, reducing=frozenset({stage_steps[last]}), summed=frozenset({0}))
+        monkeypatch.setattr(executor, "_part", part)
         executor._cuts.clear()
         cut = pipeline._installed.cutting.split(made.make_batch(8, 0), 2)
         groups = training.variants.groups(cut, training=True)

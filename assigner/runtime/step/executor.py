@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +36,7 @@ from assigner.schedule.orders import ActionKind, Step, reduced_within
 from assigner.schedule.program import Action, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import torch
 
@@ -68,6 +69,47 @@ class _Place(NamedTuple):
     def __str__(self) -> str:
         told = " of one row (Workload.min_rows=2 allows none)" if self.is_single_row else ""
         return f"{self.what} of {self.runner.at}, micro-batch {self.micro_batch}{told}"
+
+
+@dataclass(frozen=True)
+class _OwnPart:
+    """What a rank runs of a program: of a stage that several workers share, some micro-batches."""
+
+    program: Program | None = None
+    actions: tuple[Action, ...] = ()  # of the step's micro-batches, and the sums of gradients
+    readers: Counter[Key] = field(default_factory=Counter)  # how many of its partitions read a value
+    finished: tuple[int, ...] = ()  # the micro-batches that it runs the last partition for
+    in_parts: frozenset[tuple[int, int]] = frozenset()  # stages and micro-batches whose backward comes in parts
+    sent: frozenset[Key] = frozenset()
+    reducing: frozenset[Step] = frozenset()  # the backwards in which it begins to add up gradients
+    summed: frozenset[int] = frozenset()  # the stages of these
+
+    @classmethod
+    def of(cls, program: Program, worker: str, graph: PartitionGraph) -> _OwnPart:
+        """That of a worker."""
+        every = program.actions.get(worker, ())
+        actions = tuple([each for each in every if each.micro_batch >= 0 or each.kind is ActionKind.REDUCE])
+        runs = [
+            (name, each.micro_batch)
+            for each in actions
+            if each.kind is ActionKind.FORWARD
+            for name in program.plan.stages[each.stage].partitions
+        ]
+        reducing = reduced_within((each.kind, each.stage, each.micro_batch) for each in actions if each.route is None)
+        return cls(
+            program,
+            actions,
+            readers=Counter((value, m) for name, m in runs for value in graph.piece[name].reads),
+            finished=tuple(sorted({m for name, m in runs if name == graph.last.name})),
+            in_parts=frozenset((a.stage, a.micro_batch) for a in actions if a.kind is ActionKind.BACKWARD_INPUT),
+            sent=frozenset(
+                (Value(each.route.partition, each.route.output), each.micro_batch)
+                for each in actions
+                if each.route is not None and each.kind is ActionKind.SEND
+            ),
+            reducing=reducing,
+            summed=frozenset(stage for _, stage, _ in reducing),
+        )
 
 
 class Executor:
@@ -104,38 +146,38 @@ class Executor:
         self.made: Made = {}
         self.seed, self.device = workload.seed, member.device
         self.loss = StepLoss(workload, graph, self.device, training=self.trains)
-        self.statistics = statistics
-        self.states, self.stores = states or {}, StepStores()
-        self._graphs: Graphs = {}
-        self._read_by = Counter(value for piece in graph.pieces for value in piece.reads)
-        self.runners = {name: self._runner(module, name, remat, workload) for name, module in modules.items()}
+        self.statistics, self.stores = statistics, StepStores()
+        self.runners = dict(self._runners(modules, workload, remat, states or {}))
         self.recorder: Recorder | None = None
         self.step = StepValues()
-        self._learnt: Program | None = None
-        self._readers: Counter[Key] = Counter()
-        self._finished: set[int] = set()
-        self._reducing: frozenset[Step] = frozenset()
-        self._in_parts: frozenset[tuple[int, int]] = frozenset()
-        self._sent: frozenset[Key] = frozenset()
-        self._summed: set[int] = set()
+        self._part = _OwnPart()
         self._islands: dict[tuple[tuple[str, ...], bool, bool], Island] = {}
         self._cuts: dict[tuple[int, bool, bool], list[Island]] = {}
         self._behind: dict[str, tuple[int, str]] = {}
         self._written = {id(each.state.written): each.state.written for each in self.runners.values()}.values()
 
-    def _runner(
-        self, module: PartitionModule, name: str, remat: Rematerialisation | None, workload: Workload
-    ) -> PartitionRunner:
-        piece = self.graph.piece[name]
-        finish, go_on = (self._finish, self.loss.go_on) if piece is self.graph.last else (None, None)
-        shared = tuple([value in self.carried or self._read_by[value] > 1 for value in piece.reads])
-        return PartitionRunner(
-            self.graph, piece, module, self.device, self.states.get(name) or PartitionState(module),
-            remat is not None and name in remat.partitions, finish, go_on,
-            run=compiled(module, name, workload.compile), keep_last=remat is not None and remat.keeps_last,
-            statistics=None if self.statistics is None else self.statistics.partitions.get(name),
-            stores=self.stores, graphs=self._graphs, shared=shared, handed_on=self._handed_on,
-        )  # fmt: skip
+    def _runners(
+        self,
+        modules: Mapping[str, PartitionModule],
+        workload: Workload,
+        remat: Rematerialisation | None,
+        states: Mapping[str, PartitionState],
+    ) -> Iterator[tuple[str, PartitionRunner]]:
+        """What runs each partition, by name."""
+        graphs: Graphs = {}
+        read_by = Counter(value for piece in self.graph.pieces for value in piece.reads)
+        deferred = {} if self.statistics is None else self.statistics.partitions
+        for name, module in modules.items():
+            piece = self.graph.piece[name]
+            finish, go_on = (self._finish, self.loss.go_on) if piece is self.graph.last else (None, None)
+            yield name, PartitionRunner(
+                self.graph, piece, module, self.device, states.get(name) or PartitionState(module),
+                remat is not None and name in remat.partitions, finish, go_on,
+                run=compiled(module, name, workload.compile), keep_last=remat is not None and remat.keeps_last,
+                statistics=deferred.get(name), stores=self.stores, graphs=graphs,
+                shared=tuple([value in self.carried or read_by[value] > 1 for value in piece.reads]),
+                handed_on=self._handed_on,
+            )  # fmt: skip
 
     def run(
         self,
@@ -158,14 +200,12 @@ class Executor:
             `assigner.runtime.step.results`.
         """
         self.made = {}
-        actions = [
-            action
-            for action in program.actions.get(self.member.name, ())
-            if action.micro_batch >= 0 or action.kind is ActionKind.REDUCE
-        ]
-        self._learn(program, actions)
-        self.step = step = StepValues(number, micro_batches, places, self._readers, reduction=reduction)
-        finished = [micro_batches[m] for m in sorted(self._finished)]
+        if program is not self._part.program:
+            self._part = _OwnPart.of(program, self.member.name, self.graph)
+            self._cuts.clear()
+        actions = self._part.actions
+        self.step = step = StepValues(number, micro_batches, places, self._part.readers, reduction=reduction)
+        finished = [micro_batches[m] for m in self._part.finished]
         self.loss.begin(micro_batches, places, factor=loss_factor, number=number, outputs=outputs, finished=finished)
         if self.member.transport is not None:
             self.member.transport.begin(program)
@@ -187,33 +227,6 @@ class Executor:
                     self._act(program, action)
         self.step = StepValues()
         return self.loss.numbers()
-
-    def _learn(self, program: Program, actions: Sequence[Action]) -> None:
-        """See what this rank runs of a program: of a stage that several workers share, some micro-batches."""
-        if program is self._learnt:
-            return
-        self._learnt = program
-        self._cuts.clear()
-        runs = [
-            (name, action.micro_batch)
-            for action in actions
-            if action.kind is ActionKind.FORWARD
-            for name in program.plan.stages[action.stage].partitions
-        ]
-        self._readers = Counter((value, m) for name, m in runs for value in self.graph.piece[name].reads)
-        self._finished = {m for name, m in runs if name == self.graph.last.name}
-        self._in_parts = frozenset(
-            (action.stage, action.micro_batch) for action in actions if action.kind is ActionKind.BACKWARD_INPUT
-        )
-        self._sent = frozenset(
-            (Value(action.route.partition, action.route.output), action.micro_batch)
-            for action in actions
-            if action.route is not None and action.kind is ActionKind.SEND
-        )
-        self._reducing = reduced_within(
-            (action.kind, action.stage, action.micro_batch) for action in actions if action.route is None
-        )
-        self._summed = {stage for _, stage, _ in self._reducing}
 
     def update(
         self,
@@ -299,7 +312,7 @@ class Executor:
 
     def _islands_of(self, action: Action, held: Sequence[str], place: ForwardPlace) -> list[Island]:
         """A stage's partitions, those together whose graphs are one."""
-        can_join = self.trains and (action.stage, action.micro_batch) not in self._in_parts
+        can_join = self.trains and (action.stage, action.micro_batch) not in self._part.in_parts
         key = action.stage, can_join, place.last
         if key in self._cuts and not any(self._written):
             return self._cuts[key]
@@ -316,10 +329,10 @@ class Executor:
         return islands
 
     def _island(self, names: tuple[str, ...], stage: int, *, joins: bool) -> Island:
-        key = names, joins, stage in self._summed
+        key = names, joins, stage in self._part.summed
         if key not in self._islands:
             runners = [self.runners[name] for name in names]
-            entered = self._entered if stage in self._summed else None
+            entered = self._entered if stage in self._part.summed else None
             self._islands[key] = island(runners, joins=joins, carried=self.carried, entered=entered)
         return self._islands[key]
 
@@ -360,7 +373,7 @@ class Executor:
             self._hand_on(made, place.micro_batch)
         for (value, gradient, joined, asked), output in zip(island.outputs, outputs, strict=False):  # then the loss
             key = value, micro_batch
-            is_sent = key in self._sent
+            is_sent = key in self._part.sent
             if asked and self.trains:
                 check_asked(value.partition, output, gradient=gradient, sent=is_sent)
             if is_sent:
@@ -383,7 +396,7 @@ class Executor:
         islands = step.islands[key]
         if action.kind is not ActionKind.BACKWARD_INPUT:  # behind that comes the weight part
             del step.islands[key]
-        reducing = (action.kind, *key) in self._reducing
+        reducing = (action.kind, *key) in self._part.reducing
         for each in reversed(islands):
             self._behind = {name: (action.stage, behind) for name, behind in pairwise(each.names)} if reducing else {}
             self._backward(action, each)
