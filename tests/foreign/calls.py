@@ -406,3 +406,112 @@ def named_inputs(rows, generator):
 class LandsInKwargs(Net):
     def forward(self, x, **kwargs):
         return self.last(torch.tanh(self.second(torch.tanh(self.first(x)) + kwargs["context"])))
+
+
+class Branches(nn.Module):
+    """A stage of HRNet: it sets the entries of the list that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.branches, self.fuse = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2)), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        for n, branch in enumerate(self.branches):
+            x[n] = torch.tanh(branch(x[n]))
+        return self.fuse(x[0] + x[1])
+
+
+class Stage(Net):
+    def make(self):
+        return Branches()
+
+
+@case("a marked module that sets entries of the list that it is given, which the root reads (HRNet)", *MARKS)
+class ReadsBranches(Stage):
+    def middle(self, h):
+        branches = [h, h.sin()]
+        made = self.second(branches)
+        return made * branches[0] + branches[1]
+
+
+@case("an unmarked module that sets entries of the list that it is given", "first", "last")
+class UnmarkedBranches(ReadsBranches):
+    pass
+
+
+@case("a list with entries that a marked module sets is given to it again", *MARKS)
+class BranchesAgain(Stage):
+    def middle(self, h):
+        branches = [h, h.sin()]
+        made = self.second(branches)
+        return made + self.second(branches) * branches[1]
+
+
+@case("a marked module that sets entries of its list, in a forward that needs values", *MARKS, inherent=True)
+class BranchesByValue(Net):
+    class Layer(Branches):
+        def forward(self, x):
+            made = super().forward(x)
+            return made * float(x[0].detach().numpy().max())
+
+    def make(self):
+        return self.Layer()
+
+    middle = ReadsBranches.middle
+
+
+class Adder(nn.Linear):
+    def forward(self, batch, seen, *, deep):
+        h = torch.tanh(super().forward(batch.pop("h")))
+        batch["h"], batch["before"] = h, batch.get("h")
+        seen.append(h.mean(1, keepdim=True))
+        deep["in"][0].append((h, {"x": h * 2}))
+        deep["count"] = len(seen)
+
+
+@case("marked modules that return nothing: what they make is in the dicts and lists that they are given", *MARKS)
+class Adds(Net):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Adder(WIDTH, WIDTH), Adder(WIDTH, WIDTH)
+
+    def forward(self, x):
+        batch, seen, deep = {"h": x, "x": x}, [], {"in": ([], 3)}
+        for each in (self.first, self.second):
+            each(batch, seen, deep=deep)
+        (a, _), (_, b) = deep["in"][0]
+        return self.last(batch["h"] + a * b["x"] + batch["x"]) + sum(seen) * deep["count"]
+
+
+@case("a value decides in which order a marked module leaves its list", *MARKS, inherent=True)
+class Reverses(Net):
+    class Layer(nn.Linear):
+        def forward(self, parts):
+            if parts[0].sum() > 0:
+                parts.reverse()
+            parts[0] = super().forward(parts[0])
+            return parts[1]
+
+    def make(self):
+        return self.Layer(WIDTH, WIDTH)
+
+    def middle(self, h):
+        parts = [h, h.sin()]
+        return self.second(parts) * parts[0]
+
+
+@case(
+    "a number of values that a marked module appends to the root's list", *MARKS, refusal="of a number that is returned"
+)
+class Logs(Net):
+    class Layer(nn.Linear):
+        def forward(self, x, log):
+            made = super().forward(x)
+            log.append(float(made.detach().mean()))
+            return made
+
+    def make(self):
+        return self.Layer(WIDTH, WIDTH)
+
+    def middle(self, h):
+        return self.second(h, [])

@@ -17,13 +17,14 @@ from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred.mutation import tensor_leaves
 from assigner.model.deferred.origins import without_addresses
 from assigner.model.marking.blocks import Unjoinable, unjoinable
+from assigner.model.marking.changedarguments import Arguments, Changed
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.domain import Size, Symbols
 from assigner.model.marking.glue import Ownership, is_size
 from assigner.model.marking.gradients import values_behind, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Value, ValueShape
 from assigner.model.marking.nodes import STATE, is_item, opaque_call, reached
-from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, split
+from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, on_own, split
 from assigner.model.marking.rows import EXAMPLE_ROWS, BatchRows
 from assigner.model.marking.writing import ONCE
 from assigner.model.members import named_buffers, named_parameters
@@ -232,8 +233,7 @@ def on_tensors(call: OpaqueCall) -> Callable[..., list[torch.Tensor]]:
     assert function is not None
 
     def run(*values: Any) -> list[torch.Tensor]:
-        args, kwargs = fill(call.arguments, tensor=values[:count], size=values[count:])
-        return tensor_leaves(function(*args, **kwargs))
+        return tensor_leaves(on_own(function, call.arguments, tensor=values[:count], size=values[count:]))
 
     run.__name__ = run.__qualname__ = function.__name__
     return run
@@ -372,11 +372,19 @@ class PieceBuilder:
             made.meta["val"] = node.meta["val"]
             return made
         args, kwargs = fill(call.arguments, tensor=tensors, size=sizes)
+        changes = isinstance(call.effects.results, Changed)
+        if changes:
+            own = self.graph.call_function(Arguments, (args, kwargs))
+            args = [self.graph.call_function(Arguments.at, (own, n)) for n in range(len(args))]
+            kwargs = {name: self.graph.call_function(Arguments.at, (own, name)) for name in kwargs}
         made = self.graph.create_node("call_module", call.module, tuple(args), dict(kwargs))
         made.meta["val"] = node.meta["val"]
+        if changes:
+            made = self.graph.call_function(Arguments.beside, (own, made))
         if isinstance(call.effects.results, Slot) and not call.learnt:
             return [made]
-        return self.graph.call_function(as_learnt(call) if call.learnt else tensor_leaves, (made,))
+        leaves = as_learnt(call) if call.learnt or changes else tensor_leaves
+        return self.graph.call_function(leaves, (made,))
 
     def _state(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         model = self.cutter.deferred.model

@@ -31,6 +31,7 @@ from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import Memento, placed
 from assigner.model.deferred.mutation import Writes, storage_of, tensor_leaves
 from assigner.model.marking.casting import casting_within
+from assigner.model.marking.changedarguments import Arguments
 from assigner.model.marking.collecting import collect, switched_off
 from assigner.model.marking.fakeforward import (
     Disagreement,
@@ -204,6 +205,12 @@ def fill(template: Any, **values: Sequence[Any]) -> Any:
     return pytree.tree_map(lambda leaf: values[leaf.kind][leaf.index] if isinstance(leaf, Slot) else leaf, template)
 
 
+def on_own(function: Callable[..., Any], arguments: Any, **values: Sequence[Any]) -> Any:
+    """A call on a template of its arguments, filled: its result, with what it changes of their containers."""
+    own = Arguments(*fill(arguments, **values))
+    return own.beside(function(*own.args, **own.kwargs))
+
+
 class OpaqueCalls:
     """Makes opaque calls while one forward is captured, and keeps them.
 
@@ -285,8 +292,7 @@ class OpaqueCalls:
                 with mode:
                     made = learnt.fakes(fakes, environment)
             else:
-                inner_args, inner_kwargs = fill(arguments, tensor=fakes, size=numbers)
-                called = partial(forward, *inner_args, **inner_kwargs)
+                called = partial(on_own, forward, arguments, tensor=fakes, size=numbers)
                 examine = partial(self.examine, name, label, called, fakes, environment)
                 with self._noticed(name, label, fakes):
                     effects, made, strange, _ = contextvars.copy_context().run(self._examined, name, examine)
@@ -302,7 +308,7 @@ class OpaqueCalls:
         _session.forwards.append(run)
         made = torch.ops.assigner.call(number, tensors, sizes)
         self.calls.append(OpaqueCall(name, None if name else forward, arguments, seen[-1], learnt is not None))
-        return fill(seen[-1].results, tensor=made)
+        return Arguments(args, kwargs).take(fill(seen[-1].results, tensor=made))
 
     def _sized(self, label: str, made: list[torch.Tensor]) -> list[torch.Tensor]:
         """What a call returns, with symbols of its own for sizes that depend on values."""

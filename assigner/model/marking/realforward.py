@@ -25,13 +25,14 @@ from assigner.model.deferred import DeferredModel, slot_of
 from assigner.model.deferred.memento import Memento, placed
 from assigner.model.deferred.modes import switch_modes
 from assigner.model.marking.casting import casting
+from assigner.model.marking.changedarguments import Arguments
 from assigner.model.marking.exportable import made_by_eval
 from assigner.model.marking.fakeforward import is_tensor, own_tensors
 from assigner.model.marking.interception import masks_as_captured
 from assigner.model.marking.isolation import check_sent
 from assigner.model.marking.modules import failed_at, listed_parameters, modules_inside
 from assigner.model.marking.observation import LearntCall, Observation
-from assigner.model.marking.opaque import OpaqueCalls, fill, plain_leaves, replaced, split
+from assigner.model.marking.opaque import OpaqueCalls, fill, on_own, plain_leaves, replaced, split
 from assigner.model.marking.rows import in_groups
 from assigner.model.singleprocess import as_single_process
 from assigner.model.workload import call_arguments
@@ -149,10 +150,9 @@ class RealCalls(OpaqueCalls):
         arguments, tensors, _ = split((args, kwargs))
         check_sent(label, "is given", plain_leaves(arguments))
         given = [_alone(each) for each in tensors]
-        inner_args, inner_kwargs = fill(arguments, tensor=given)
         with self.holding(name):
             effects, made, *_ = contextvars.copy_context().run(
-                self.examine, name, label, partial(forward, *inner_args, **inner_kwargs), given, None
+                self.examine, name, label, partial(on_own, forward, arguments, tensor=given), given, None
             )
         check_sent(label, "returns", plain_leaves(effects.results))
         strange = next((each for each in made if type(each) not in _DENSE or each.layout is not torch.strided), None)
@@ -164,7 +164,7 @@ class RealCalls(OpaqueCalls):
         looks = (torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta") for each in made)
         observed = Observation(tuple(each.shape for each in given), tuple(looks), effects)
         self.seen.setdefault(name, []).append(observed)
-        return fill(effects.results, tensor=[_alone(each) for each in made])
+        return Arguments(args, kwargs).take(fill(effects.results, tensor=[_alone(each) for each in made]))
 
 
 _DENSE = (torch.Tensor, nn.Parameter)
