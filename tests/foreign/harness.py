@@ -117,7 +117,9 @@ def seeded(number: int) -> None:
 
 
 def put(batch: Any, device: str) -> Any:
-    """A batch on a device."""
+    """A batch on a device; where it lies there, itself: its input may be its target, too."""
+    if device == "cpu":
+        return batch
     return pytree.tree_map_only(torch.Tensor, lambda each: each.to(device), batch)
 
 

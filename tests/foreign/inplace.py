@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from foreign.case import case
 from torch import nn
-from workloads import WIDTH, workload
+from workloads import WIDTH, numbers, pairs, workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -365,3 +365,88 @@ def _(h, x):
     for column in x.unbind(1):
         total += column
     return h + total[:, None]
+
+
+def same(rows: int, generator: torch.Generator) -> Any:
+    """One dict as input and target, as scripts that hand a batch through have it."""
+    x, y = numbers(rows, generator)
+    batch = {"x": x, "y": 3 * y}
+    return (batch,), batch
+
+
+def one(rows: int, generator: torch.Generator) -> Any:
+    """One tensor as input and target."""
+    x = 10 * numbers(rows, generator)[0]
+    return x, x
+
+
+def two_names(rows: int, generator: torch.Generator) -> Any:
+    x, y = numbers(rows, generator)
+    return {"x": x, "kept": x}, y
+
+
+def side_by_side(rows: int, generator: torch.Generator) -> Any:
+    """Two inputs in one memory, none of whose elements is in both."""
+    (x, kept), y = pairs(rows, generator)
+    return {"x": x, "kept": kept}, y
+
+
+def apart(rows: int, generator: torch.Generator) -> Any:
+    inputs, batch = same(rows, generator)
+    return inputs, batch["y"].clone()
+
+
+MARKS = ("first", "second", "last")
+OF_DICT = {"batch": same, "loss": lambda made, batch: F.mse_loss(made, batch["y"])}
+
+
+class Plain(Between):
+    def __init__(self) -> None:
+        super().__init__(lambda h, _: h)
+
+
+@case("one dict as input and target, in which the root puts a value", *MARKS, **OF_DICT, refusal="among the targets")
+class PutsTarget(Plain):
+    def forward(self, batch):
+        batch["y"] = batch["y"] / 3
+        return super().forward(batch["x"])
+
+
+@case("one dict as input and target, in which nothing changes", *MARKS, **OF_DICT)
+class ReadsTarget(Plain):
+    def forward(self, batch):
+        return super().forward(batch["x"])
+
+
+@case("a dict among the inputs, of which entries are popped", *MARKS, batch=apart)
+class PopsInput(Plain):
+    def forward(self, batch):
+        return super().forward(batch.pop("x") + batch.pop("y"))
+
+
+@case(
+    "one tensor as input and target, which the root divides in place",
+    *MARKS,
+    batch=one,
+    loss=lambda made, x: F.mse_loss(made, x.mean(1, keepdim=True)),
+    refusal="writes in place to an input",
+)
+class DividesTarget(Plain):
+    def forward(self, x):
+        x.div_(10)
+        return super().forward(x)
+
+
+class WritesOne(Plain):
+    def forward(self, x, kept):
+        x[:, ::2] = 0
+        return super().forward(x) + kept.sum(1, keepdim=True)
+
+
+case(
+    "one tensor under two names, the root writes to the one and reads the other",
+    *MARKS,
+    batch=two_names,
+    refusal="writes in place to an input",
+)(WritesOne)
+case("two inputs side by side in one memory, the root writes to the one", *MARKS, batch=side_by_side)(WritesOne)

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from assigner.errors import MarkingError
 from assigner.model.deferred.memento import Memento, StateChange
 from assigner.model.marking.casting import casting
+from assigner.model.marking.changedarguments import InputWrites
 from assigner.model.marking.checks import Check, Checks
 from assigner.model.marking.domain import Domain, check_arguments, find_domain, input_key
 from assigner.model.marking.exportable import exportable, made_by_eval, twin
@@ -72,6 +73,8 @@ class Capture:
     read_elsewhere: frozenset[tuple[str, str]]  # what code outside of partitions reads of theirs (see `Leftovers.read`)
     flags: dict[str, bool]  # what code outside of partitions was told of parameters' `requires_grad`
     deferred_statistics: frozenset[str]  # names of BatchNorms' running statistics, which move at a step's end
+    written_inputs: frozenset[str]  # the placeholders of inputs that it writes to
+    changes_inputs: bool  # it changes a list or dict among them
     training: bool  # it runs with gradients
     opened: Mapping[str, CrossingError]  # the unmarked modules that were followed, with why
     kept: FoundTables  # the values of the tables, for the example inputs; none before these are looked at
@@ -86,6 +89,12 @@ class Capture:
     def users(self) -> list[str]:
         """The placeholders of the model's inputs, in the order of `inputs`."""
         return [name for name, (kind, _) in self.kinds.items() if kind is InputKind.USER_INPUT]
+
+    @property
+    def writes(self) -> InputWrites:
+        """What it changes of the inputs."""
+        written = frozenset(n for n, name in enumerate(self.users) if name in self.written_inputs)
+        return InputWrites(written, self.changes_inputs)
 
     @property
     def holds_for_any_rows(self) -> bool:
@@ -284,7 +293,7 @@ class _Looks:
                 return program
 
             program = exported()
-            left = Remains(program, caught)
+            left, changes_inputs = Remains(program, caught), caught.changes_inputs
             check_repeated(model, left, caught, exported)
         check_replaced(model, left)
         _check_ways_out(model, program, {name: twins[id(each)] for name, each in by_eval.items()})
@@ -301,6 +310,7 @@ class _Looks:
             calls=opaque.calls, checks=self.checks.known, inputs=leaves, rows=rows, carriers=carriers, domain=domain,
             left=left_behind(opaque.leftovers, left.changes), notes=left.notes, tables=left.tables,
             read_elsewhere=opaque.leftovers.read, flags=caught.flags, deferred_statistics=statistics,
+            written_inputs=functional.written_inputs, changes_inputs=changes_inputs,
             training=torch.is_grad_enabled(), opened=self.opened,
             kept=FoundTables(domain.example, {}, torch.is_grad_enabled(), self.opened),
         )  # fmt: skip

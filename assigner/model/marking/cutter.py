@@ -99,7 +99,7 @@ class Cutter:
         pieces = tuple(replace(piece, kind=_kind(piece, values, is_last=piece is pieces[-1])) for piece in pieces)
         return PartitionGraph(
             self.deferred, pieces, values, self.output(), tuple(self.marked), self.captured.domain,
-            flags=self.captured.flags,
+            flags=self.captured.flags, writes=self.captured.writes,
             changed=frozenset(name for call in self.captured.calls for name in call.effects.changed),
         )  # fmt: skip
 

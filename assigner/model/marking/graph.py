@@ -23,6 +23,7 @@ from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import ABSENT, Memento, StateChange
 from assigner.model.deferred.mutation import is_view, storage_of
 from assigner.model.deferred.originals import unwatched
+from assigner.model.marking.changedarguments import InputWrites
 from assigner.model.marking.domain import Domain, Size
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.leftovers import Notes
@@ -207,6 +208,7 @@ class PartitionGraph:
         read: Python values that the model's code outside of partitions can read, as they were when it was captured.
         read_elsewhere: What code outside of partitions reads of their modules: the modules' names, and attributes'.
         flags: What code outside of partitions was told of parameters' `requires_grad`.
+        writes: What the forward changes of the model's inputs.
         changed: Names of the parameters and buffers that modules change in this forward.
         left: What forwards change of the builder's objects, as `leftovers.left_behind` gives it.
         order: Of the operations of what partitions call, by its name, in all of its calls: see `Operations`. How calls
@@ -225,6 +227,7 @@ class PartitionGraph:
     read: Memento = field(default_factory=lambda: Memento(()))
     read_elsewhere: frozenset[tuple[str, str]] = frozenset()
     flags: Mapping[str, bool] = field(default_factory=dict)
+    writes: InputWrites = field(default_factory=InputWrites)
     changed: frozenset[str] = frozenset()
     left: Mapping[tuple[int, str], str] = field(default_factory=dict)
     order: Mapping[str, tuple[int, int]] = field(default_factory=dict)

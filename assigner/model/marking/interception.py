@@ -45,6 +45,7 @@ from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.caches import clear_caches, that_made
 from assigner.model.deferred.memento import Memento, StateChange, placed
 from assigner.model.deferred.mutation import branched
+from assigner.model.marking.changedarguments import Arguments, Changed
 from assigner.model.marking.checks import stating
 from assigner.model.marking.exportable import unmoved
 from assigner.model.marking.fakeforward import is_tensor
@@ -93,6 +94,7 @@ class Interceptions:
         flags: The parameters that it has asked for `requires_grad`, and what they said.
         reads: What it reads of modules.
         replaced: The buffers and parameters in whose places the last forward has put tensors of other shapes.
+        changes_inputs: It has changed a list or dict among its inputs.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Interceptions:
         self.made: list[str] = []
         self.flags: dict[str, bool] = {}
         self.replaced: list[StateChange] = []
+        self.changes_inputs = False
         self.reads = FirstReads(model.modules())
         parameters = named_parameters(model, remove_duplicate=False)
         self._hung = {name: {**vars(each)} for name, each in parameters if vars(each)}
@@ -124,6 +127,7 @@ class Interceptions:
             given = zip(pytree.tree_leaves((args, kwargs)), self._varying, strict=False)
             rows = [each.shape[dim] for each, dim in given if dim is not None]
             self._rows = {each.node.expr for each in rows if isinstance(each, torch.SymInt)}
+            inputs = Arguments(args, kwargs)
             with self._in_lists():
                 before = clear_caches(self.model)
                 self.opaque.begin()
@@ -131,6 +135,7 @@ class Interceptions:
                 with watched, self._caught(), as_single_process(), answered, self._stored(), self.reads.noted():
                     output = original(*args, **kwargs)
                 self.made = that_made(self.model, before)
+            self.changes_inputs = isinstance(inputs.beside(None), Changed)
             register_dataclasses(output)
             return output
 

@@ -27,6 +27,7 @@ from torch.utils._pytree import TreeSpec
 
 from assigner.errors import UsageError
 from assigner.formats.fineness import micro_batch_count
+from assigner.model.marking.changedarguments import containers
 from assigner.model.marking.rows import (
     NOTHING,
     BatchRows,
@@ -66,6 +67,7 @@ class MicroBatch:
     weight: float  # what its loss counts for in the step's loss; 0: it is not even computed
     rows: int
     amount: float  # what it counts for beside other batches: what the workload's `weight` says of it, or its rows
+    shared: bool = False  # the batch had a list or dict among its inputs and its targets, too
 
 
 def check_pair(batch: Any) -> None:
@@ -199,7 +201,8 @@ class Cutting:
         else:
             amounts = self._weighed(inputs, targets) if weights is None else list(weights[:count])
             shares = _shares(amounts)
-        return [_micro_batch(*part) for part in zip(inputs, targets, shares, sizes, amounts, strict=True)]
+        parts, shared = zip(inputs, targets, shares, sizes, amounts, strict=True), _share_containers(*batch)
+        return [_micro_batch(*part, shared=shared) for part in parts]
 
     def _sizes(self, rows: int, count: int) -> tuple[int, ...]:
         """Rows of each micro-batch: those that belong together stay together; of a group that is not whole the last."""
@@ -269,7 +272,13 @@ def _in_lists(arguments: list[Any]) -> list[Any]:
     return pytree.tree_leaves(nested) + (_in_lists(inner) if inner else [])
 
 
-def _micro_batch(inputs: Any, targets: Any, weight: float, rows: int, amount: float) -> MicroBatch:
+def _share_containers(inputs: Any, targets: Any) -> bool:
+    """Whether a list or dict is among the inputs and the targets, too."""
+    known = {id(each) for each in containers((targets,))}
+    return bool(known) and any(id(each) in known for each in containers((inputs,)))
+
+
+def _micro_batch(inputs: Any, targets: Any, weight: float, rows: int, amount: float, *, shared: bool) -> MicroBatch:
     args, kwargs = call_arguments(inputs)
     leaves: list[Any] = [*args, *kwargs.values()]
     if type(kwargs) is dict and all(type(each) is torch.Tensor for each in leaves):
@@ -279,7 +288,7 @@ def _micro_batch(inputs: Any, targets: Any, weight: float, rows: int, amount: fl
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             check_tensor(leaf, "one of the inputs")
-    return MicroBatch(leaves, structure, targets, weight, rows, amount)
+    return MicroBatch(leaves, structure, targets, weight, rows, amount, shared)
 
 
 @functools.lru_cache

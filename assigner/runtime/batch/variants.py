@@ -18,6 +18,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.utils import _pytree as pytree
+
 from assigner import formatting as fmt
 from assigner.errors import AssignerError, FormatError, MarkingError, UsageError
 from assigner.formats.orders import written_order
@@ -29,6 +32,7 @@ from assigner.model.marking.domain import InputKey, input_key
 from assigner.model.marking.graph import UNREAD
 from assigner.model.marking.modules import TOO_FEW_VALUES
 from assigner.runtime.batch.microbatch import MicroBatch
+from assigner.runtime.failures.callrecord import described
 from assigner.runtime.messages.transport import Transport
 from assigner.runtime.stages.replicas import check_shared, storing
 from assigner.schedule.program import Payload, Program, Route, build_forward_program, build_program
@@ -36,8 +40,7 @@ from assigner.schedule.program import Payload, Program, Route, build_forward_pro
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    import torch
-
+    from assigner.model.marking.changedarguments import InputWrites
     from assigner.runtime.ranks.membership import Membership
 
 _MOST_VARIANTS = 64  # of each mode; what is run longest ago goes first
@@ -142,8 +145,11 @@ class Variants:
                 with _of_one_row(cut.rows, micro_batches):
                     last, variant = key, self._variant(key, cut.inputs, training=training)
                 variant.graph.check_flags(self._trained)
+                writes = variant.graph.writes
                 if not variant.is_planned:
                     variant.graph.check_read()
+            if writes.tensors or writes.containers:
+                _check_written(writes, cut)
             found.setdefault(variant, []).append(place)
         return [
             VariantGroup(variant, tuple(places), tuple(micro_batches[place] for place in places))
@@ -228,6 +234,39 @@ class Variants:
         values = self._unread(first.values(), self.member.device)
         unread = {name: values[canonical] for name, canonical in first.items()}
         return graph.rebuild(planned.graph, planned.modules, self.member.device, lending, unread)
+
+
+def _check_written(writes: InputWrites, cut: MicroBatch) -> None:
+    """What the forward changes of its inputs is nothing else: partitions work on copies, which nobody else sees."""
+    if writes.containers and cut.shared:
+        raise UsageError(
+            "the model's forward changes a list or dict of its inputs that is among the targets, too: the loss would"
+            " find that as it was",
+            hint="return what the loss is to find there; or give it a copy, as dict(batch), if it is to find what was"
+            " there",
+        )
+    targets = pytree.tree_leaves(cut.targets) if writes.tensors else []
+    for n in sorted(writes.tensors):
+        memory, others = _memory(cut.inputs[n]), [*targets, *cut.inputs[:n], *cut.inputs[n + 1 :]]
+        if any(_meet(memory, _memory(each)) for each in others):
+            raise UsageError(
+                f"the model's forward writes in place to an input, {described(cut.inputs[n])}, in whose memory a target"
+                " or another input lies, too: that would be as it was",
+                hint="write to a copy, as x = x / 255, and return what the loss is to find; or give the other one as a"
+                " copy, x.clone(), if it is to be what was there",
+            )
+
+
+def _memory(leaf: Any) -> range:
+    """The addresses from a tensor's first element to its last one; empty: it has none."""
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or not leaf.numel():
+        return range(0)
+    last = sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    return range(leaf.data_ptr(), leaf.data_ptr() + (last + 1) * leaf.element_size())
+
+
+def _meet(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
 
 
 def header_route(route: Route) -> Route:
