@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from foreign.case import case
@@ -515,3 +517,45 @@ class Logs(Net):
 
     def middle(self, h):
         return self.second(h, [])
+
+
+class Modality(str, enum.Enum):  # noqa: UP042 - as code for Python 3.10 has it
+    TEXT, IMAGE = "text", "image"
+
+
+@case("a dict with members of an enumeration, tuples and None as keys, from a marked module to another", *MARKS)
+class Keys(Net):
+    class Maker(nn.Linear):
+        def forward(self, x):
+            made = super().forward(x)
+            return {Modality.TEXT: made, Modality.IMAGE: -made, 3: made.exp(), ("a", 1): made.sin(), None: made.cos()}
+
+    class Taker(nn.Linear):
+        def forward(self, parts):
+            made = parts[Modality.TEXT] + parts[3] * parts["a", 1] - parts[None] * parts[Modality.IMAGE]
+            return super().forward(sum((n * each for n, each in enumerate(parts.values())), made))
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = self.Maker(WIDTH, WIDTH), self.Taker(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x)))
+
+
+@case("what torch.topk returns, and a torch.Size, from a marked module to another", *MARKS)
+class Top(Net):
+    class Maker(nn.Linear):
+        def forward(self, x):
+            return torch.topk(super().forward(x), 3, dim=1)
+
+    class Taker(nn.Linear):
+        def forward(self, top, size):
+            return super().forward(top.values.new_zeros(size).scatter(1, top.indices, top.values))
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = self.Maker(WIDTH, WIDTH), self.Taker(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x), x.size()))

@@ -24,7 +24,7 @@ from assigner.model.marking.glue import Ownership, is_size
 from assigner.model.marking.gradients import values_behind, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Value, ValueShape
 from assigner.model.marking.nodes import STATE, is_item, opaque_call, reached
-from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, on_own, split
+from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, split
 from assigner.model.marking.rows import EXAMPLE_ROWS, BatchRows
 from assigner.model.marking.writing import ONCE
 from assigner.model.members import named_buffers, named_parameters
@@ -226,17 +226,39 @@ def resume_gradients(enabled: bool) -> None:
     torch._C._set_grad_enabled(enabled)
 
 
+def arguments_of(call: OpaqueCall) -> Callable[..., Arguments]:
+    """What an opaque call is given, as a function of its tensors and sizes alone."""
+    leaves = pytree.tree_leaves(call.arguments)
+    count = sum(isinstance(leaf, Slot) and leaf.kind == "tensor" for leaf in leaves)
+
+    def arguments(*values: Any) -> Arguments:
+        return Arguments(*fill(call.arguments, tensor=values[:count], size=values[count:]))
+
+    shown = without_addresses(repr(call.arguments))  # partitions that give other ones are not of one kind
+    arguments.__name__ = f"arguments_{hashlib.sha256(shown.encode()).hexdigest()[:12]}"
+    return arguments
+
+
 def on_tensors(call: OpaqueCall) -> Callable[..., list[torch.Tensor]]:
     """What an opaque call that is no module calls, as a function of its tensors and sizes alone."""
-    function, leaves = call.function, pytree.tree_leaves(call.arguments)
-    count = sum(isinstance(leaf, Slot) and leaf.kind == "tensor" for leaf in leaves)
+    function, arguments = call.function, arguments_of(call)
     assert function is not None
 
     def run(*values: Any) -> list[torch.Tensor]:
-        return tensor_leaves(on_own(function, call.arguments, tensor=values[:count], size=values[count:]))
+        own = arguments(*values)
+        return tensor_leaves(own.beside(function(*own.args, **own.kwargs)))
 
     run.__name__ = run.__qualname__ = function.__name__
     return run
+
+
+def _is_spelled(arguments: Any) -> bool:
+    """Whether the code of a graph can have these containers: Python's own, with keys that are plain values."""
+    if type(arguments) is dict:
+        return all(type(key) in (str, int) for key in arguments) and all(map(_is_spelled, arguments.values()))
+    if type(arguments) in (tuple, list):
+        return all(map(_is_spelled, arguments))
+    return pytree.tree_is_leaf(arguments)
 
 
 class PieceBuilder:
@@ -373,8 +395,8 @@ class PieceBuilder:
             return made
         args, kwargs = fill(call.arguments, tensor=tensors, size=sizes)
         changes = isinstance(call.effects.results, Changed)
-        if changes:
-            own = self.graph.call_function(Arguments, (args, kwargs))
+        if changes or not _is_spelled(call.arguments):
+            own = self.graph.call_function(arguments_of(call), (*tensors, *sizes))
             args = [self.graph.call_function(Arguments.at, (own, n)) for n in range(len(args))]
             kwargs = {name: self.graph.call_function(Arguments.at, (own, name)) for name in kwargs}
         made = self.graph.create_node("call_module", call.module, tuple(args), dict(kwargs))
