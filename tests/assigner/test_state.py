@@ -249,9 +249,25 @@ class Keeping(nn.Linear):
         return y if last is None else y * (1 + last.grad.norm())
 
 
-def test_the_gradient_of_a_leaf_that_a_partition_keeps():
+class Retaining(nn.Linear):
+    """Of its last output, which is no leaf, and in a list."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, last = super().forward(x), self.kept.pop() if self.kept else None
+        if y.requires_grad:
+            y.retain_grad()
+            self.kept.append(y)
+        return y.tanh() if last is None or last.grad is None else y.tanh() * (1 + last.grad.norm())
+
+
+@pytest.mark.parametrize("kind", [Keeping, Retaining])
+def test_the_gradient_of_a_tensor_that_a_partition_keeps(kind):
     """It is that of the whole batch before; of micro-batches, or where the forward runs again, it would be another."""
-    made = workload(lambda: nn.Sequential(Keeping(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
+    made = workload(lambda: nn.Sequential(kind(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
     batches, reference = [made.make_batch(8, n) for n in range(3)], Reference(made)
     with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
         for batch in batches:

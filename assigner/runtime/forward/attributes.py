@@ -272,9 +272,16 @@ def let_go(modules: Iterable[nn.Module]) -> None:
                 kind: Any = list if isinstance(value, list) else dict
                 for key, each in enumerate(value) if isinstance(value, list) else [*dict.items(value)]:
                     if _has_graph(each):
-                        kind.__setitem__(value, key, each.detach())  # without what a class of the user's does then
+                        kind.__setitem__(
+                            value, key, _without_graph(each)
+                        )  # without what a class of the user's does then
             elif _has_graph(value):
-                module.__dict__[name] = value.detach()
+                module.__dict__[name] = _without_graph(value)
+
+
+def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """Who asks for the gradient that a tensor was to retain is told that it is not there: as of a leaf."""
+    return tensor.detach().requires_grad_(tensor.retains_grad)
 
 
 def _has_graph(value: Any) -> bool:
