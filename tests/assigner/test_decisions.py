@@ -133,7 +133,7 @@ def test_a_number_of_turns_is_refused_before_many_are_tried(asked):
 def test_a_loop_that_waits_for_a_value_is_given_up(asked, kind):
     """The way on which it never ends is left early, and others tell what it returns."""
     graph = partition_graph(chain(lambda: kind(counts=False)))
-    assert not graph.learnt
+    assert not graph.first.learnt
     assert asked() < 2 * fakeforward._LONGEST
 
 
@@ -142,5 +142,5 @@ def test_a_loop_that_waits_for_a_value_is_given_up(asked, kind):
 def test_many_decisions_of_a_loop_that_ends_are_followed(asked):
     """A `for` within a `while` asks for one turn of that."""
     graph = partition_graph(chain(lambda: Experts(WIDTH, WIDTH)))
-    assert not graph.learnt
+    assert not graph.first.learnt
     assert asked() > 4 * fakeforward._LONGEST
