@@ -28,8 +28,6 @@ from workloads import (
     workload,
 )
 
-from assigner import Pipeline
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -123,7 +121,7 @@ def test_compiled_partitions_train_as_the_plain_model():
     torch._dynamo.reset()
     made = replace(skips(), compile={"backend": "aot_eager"})
     reference = Reference(made)
-    with Pipeline(made, split(skips()), remat="except_last") as pipeline:
+    with pipeline_of(made, split(skips()), remat="except_last") as pipeline:
         for n, rows in enumerate((8, 5, 8)):
             batch = made.make_batch(rows, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=1e-10)

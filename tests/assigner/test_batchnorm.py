@@ -711,6 +711,7 @@ def test_what_cannot_run_is_refused():
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "micro_batches"), [(8, 3), (8, 4), (5, 3), (9, 5)])
 def test_no_micro_batch_of_one_row_without_need(rows, micro_batches):
     """Whatever rows a batch has, from two on, it trains; running statistics are the plain model's where they can be."""

@@ -30,7 +30,7 @@ def equal(forked: ForkedRanks, first: int, behind: int, orders: str, *, ranks: i
 @pytest.mark.long
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("first", "behind"), sweep([(0, 4), (4, 9), *((n, n + 11) for n in range(9, 75, 11))], quick=1)
+    ("first", "behind"), sweep([(0, 3), (3, 9), *((n, n + 11) for n in range(9, 75, 11))], quick=1)
 )
 def test_combinations_on_three_ranks(forked, first, behind):
     """Loss, gradients and weights are the plain model's to 1e-9; no model is one that cannot be cut.

@@ -332,7 +332,7 @@ def test_a_model_without_parameters():
     """Nothing can be trained in it, and forwards run."""
     made = workload(lambda: nn.Sequential(nn.Tanh(), nn.Flatten(), nn.AvgPool1d(WIDTH)))
     batch = made.make_batch(8, 0)
-    with Pipeline(made, make_plan(made), training=False) as pipeline:
+    with pipeline_of(made, make_plan(made), training=False) as pipeline:
         torch.testing.assert_close(pipeline.forward(batch[0]), batch[0].tanh().mean(1, keepdim=True))
         assert pipeline.evaluate(batch) > 0
 

@@ -167,6 +167,7 @@ class Snapping(nn.Linear):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("where", range(3))
 def test_an_error_in_a_joined_backward_names_its_partition(where):
     """Though one call of torch's goes through all of them."""

@@ -76,6 +76,7 @@ def test_a_metric_is_called_as_often_as_the_loss(over, remat):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_training_does_not_notice_a_metric(remat):
     """One that draws from every generator changes no mask of dropout: losses are the same to the last bit."""

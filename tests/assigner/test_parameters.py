@@ -61,6 +61,7 @@ def by_attributes(parameters: Any) -> torch.optim.Optimizer:
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_hooks_attributes_and_classes_of_parameters(remat):
     """A hook sees a step's whole gradient once, also under accumulation; groups are made by attributes and classes."""

@@ -159,6 +159,7 @@ def test_one_seed_is_one_answer():
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 3])
 def test_the_default_rival_finds_the_best_of_small_chains(seed):
     """Each regret is against a proven optimum of the draw, although no proof was asked for."""

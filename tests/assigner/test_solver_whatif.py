@@ -53,6 +53,7 @@ def with_wire(profile, ends):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_each_is_what_solving_the_changed_problem_gives(seed):
     """One more count, worker or twice a wire, solved by hand without a gap, takes the step that the what-if tells.

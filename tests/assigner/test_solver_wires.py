@@ -38,6 +38,7 @@ def slow_wires(seed: int, *, workers: int = 4, partitions: int = 5, batch: int =
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "seed"),
     [("auto", 0), ("auto", 1), ("gpipe", 0), ("gpipe", 1), ("1f1b", 0), ("1f1b", 2), ("interleaved", 2),

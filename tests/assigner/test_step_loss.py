@@ -229,6 +229,7 @@ class Whole(nn.Module):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_outputs_without_rows(remat):
     """One that is trained is refused in words; one that is the same for all micro-batches goes to the loss as it is."""

@@ -108,6 +108,7 @@ def test_outputs_are_what_the_forward_made(micro_batches, remat):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_a_loss_that_the_model_makes(remat):
     """(logits, loss): the loss picks it, and it comes out as the batch's, by the tokens that count."""

@@ -316,6 +316,7 @@ class Island(nn.Linear):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [Attention, lambda: nn.Sequential(Island(WIDTH, WIDTH), nn.Linear(WIDTH, 1))])
 def test_rounding_mixes_no_rows(model):
     """Gradients that cancel, and those of a type that rounds more, are not the same for parts of a batch."""
@@ -387,6 +388,7 @@ class Steps(nn.Module):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "marks", "name"),
     [
@@ -589,6 +591,7 @@ def test_a_language_model_of_transformers_passes(kind, monkeypatch):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [language, diamond, lambda: workload(normalised, "*"), lambda: language(dropout=0.4)])
 def test_a_model_without_room_is_checked_in_its_forwards(make, monkeypatch):
     """One partition at a time; the caution says what is not known then."""

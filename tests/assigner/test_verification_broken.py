@@ -67,6 +67,7 @@ def glued(dtype):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_capture_that_is_not_broken_passes(dtype):
     """What the next test breaks is equal as it is."""

@@ -45,7 +45,7 @@ def losses(said: str) -> list[tuple[str, float]]:
     ("name", "entry", "stages", "arguments", "line", "steps"),
     [
         (
-            "language_model", "blocks=2,width=16,heads=2,context=12,batch_size=8", ((0, 2), (1, 2)),
+            "language_model", "blocks=1,width=16,heads=2,context=12,batch_size=8", ((0, 2), (1, 1)),
             ("--steps", 7, "--every", 3), "step 4: loss", 7,
         ),
         pytest.param(

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from example_plans import ROOT, make_plan, tiny
+from example_plans import ROOT, entry, make_plan, tiny
 
 from assigner.formats.plan import load_plan, save_plan
 from assigner.formats.trace import check_same_plan, load_trace
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from forked_ranks import ForkedRanks
 
 SCRIPT = ROOT / "examples" / "train.py"
+SIZES = "width=16,heads=2,blocks=1,context=12,batch_size=8"
+GPT = entry("gpt", SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def numbers(path: Path) -> dict[str, Any]:
 
 def test_training_says_how_it_goes(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Progress goes to stderr, the summary to stdout, the numbers to the file."""
-    plan = plan_file(tmp_path, tiny("gpt"), (0, 5))
+    plan = plan_file(tmp_path, GPT, (0, 3))
     assert script.main(["--plan", str(plan), "--steps", "3", "--json", str(tmp_path / "run.json")]) == 0
     shown = capsys.readouterr()
     assert re.fullmatch(r"loss 5\.\d+ -> 5\.\d+ in 3 steps; \d+ ms a step \(median\)\n", shown.out)
@@ -63,8 +65,8 @@ def test_training_says_how_it_goes(script: ModuleType, tmp_path: Path, capsys: p
 @pytest.mark.distributed
 def test_a_run_goes_on_under_another_plan(script: ModuleType, tmp_path: Path, forked: ForkedRanks) -> None:
     """Two steps on two ranks, then two on one from the checkpoint, are the four steps of one run on one rank."""
-    workload = tiny("gpt", "double=True,tied=True")
-    one, two = plan_file(tmp_path, workload, (0, 5)), plan_file(tmp_path, workload, (1, 2), (0, 3))
+    workload = entry("gpt", f"{SIZES},double=True,tied=True")
+    one, two = plan_file(tmp_path, workload, (0, 3)), plan_file(tmp_path, workload, (1, 1), (0, 2))
     first, second, whole = (tmp_path / f"{name}.json" for name in ("first", "second", "whole"))
     saved = tmp_path / "saved"
     words = ("--plan", two, "--steps", "2", "--save", saved, "--json", first, "--trace", tmp_path / "trace.json")
@@ -85,7 +87,7 @@ def test_a_plan_for_another_model_is_refused(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One error with a hint and exit code 5, before any training."""
-    plan = plan_file(tmp_path, tiny("gpt"), (0, 5))
+    plan = plan_file(tmp_path, GPT, (0, 3))
     assert script.main(["--plan", str(plan), "--workload", tiny("unet")]) == 5
     shown = capsys.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in shown] == ["error", "hint"]
@@ -93,7 +95,7 @@ def test_a_plan_for_another_model_is_refused(
 
 def test_a_trace_is_of_the_plans_batch(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With another batch size a trace is refused before any training, with exit code 2."""
-    plan = plan_file(tmp_path, tiny("gpt"), (0, 5))
+    plan = plan_file(tmp_path, GPT, (0, 3))
     assert script.main(["--plan", str(plan), "--batch-size", "3", "--trace", str(tmp_path / "trace.json")]) == 2
     assert "--trace" in capsys.readouterr().err
 

@@ -16,12 +16,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from assigner import Pipeline
 from assigner.runtime.recording import recorder
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
-from workloads import make_plan, numbers, workload
+from workloads import make_plan, numbers, pipeline_of, workload
 
 WIDTH = 1 << 17
 KEPT_BYTES = 16 * WIDTH * 8
@@ -43,7 +42,7 @@ def traced(path: Path, *, remat: str) -> None:
     torch.set_num_threads(1)
     recorder.LOOK_EVERY_S = 0
     made = workload(Wide, "*", batch=numbers, rows=64)
-    with Pipeline(made, make_plan(made), remat=remat) as pipeline, pipeline.trace(path):
+    with pipeline_of(made, make_plan(made), remat=remat) as pipeline, pipeline.trace(path):
         pipeline.step(made.make_batch(64, 0))
 
 

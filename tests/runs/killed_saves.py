@@ -132,7 +132,7 @@ def main(folder: Path, way: str) -> None:
         assert not killed(functools.partial(save, n + 1))
         took = time.monotonic() - begun
         draw = random.Random(3)
-        for _ in range(24):
+        for _ in range(8):
             n = number_of(folder)
             assert killed(functools.partial(save_often, n), took * draw.uniform(0.2, 3))
             now, stood = find(pipeline, folder)

@@ -46,7 +46,7 @@ class GPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.h = nn.ModuleList(Block() for _ in range(3))
+        self.h = nn.ModuleList(Block() for _ in range(2))
         self.ln_f, self.lm_head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.apply(self.initialise)
         self.wte.weight = self.lm_head.weight
