@@ -48,7 +48,7 @@ demo: $(READY)
 # What is long by nature (the lab, launchers, the browser, every block of the documentation) is marked `long`, and so are
 # tests that take most of a second of a processor or more, but for some that all training stands on. Tests of which the first case
 # alone is run daily are `slow`, and further draws of what another test claims too (seeds, models of others) `sweep`.
-# SWEEPS=2/6 runs the second of six parts of these, and of the further cases of what is `slow`.
+# SWEEPS=2/12 runs the second of twelve parts of these, and of the further cases of what is `slow`.
 SWEEPS ?= 1/1
 # Three files at a time on two cores: many tests wait for ranks and for messages that must not come. Python's own cache of
 # compiled files is kept, also where the environment says otherwise: it halves what collecting takes.
@@ -67,8 +67,12 @@ test-all: $(TOOLS)
 TORCH ?= torch>=2.14,<2.16
 OTHER := .venv-other
 OTHER_TESTS ?= -m 'not long and not sweep'
-$(OTHER)/.tools: pyproject.toml
+$(OTHER)/.torch: pyproject.toml
 	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/pip install --quiet '$(TORCH)'
+	touch $(OTHER)/.torch
+
+$(OTHER)/.tools: $(OTHER)/.torch
 	$(OTHER)/bin/pip install --quiet '$(TORCH)' --editable '.[dev]'
 	touch $(OTHER)/.tools
 
