@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from brute_force import random_instance
 from builders import random_chain, single
@@ -13,7 +14,9 @@ from sweeps import sweep
 from assigner.errors import InfeasibleError
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver import SolveOptions, solve
-from assigner.solver.fleet.kind_sweeps import KindSweeps
+from assigner.solver.fleet.kind_sweeps import KindSweeps, StepPrices
+from assigner.solver.fleet.option_arrays import OptionArrays
+from assigner.solver.fleet.relaxation import KindRelaxation
 from assigner.solver.limits import tuning
 from assigner.solver.problem.hints import resolve
 from assigner.solver.search.search import Search
@@ -39,7 +42,53 @@ def test_no_plan_is_below_the_bound(seed, objective):
         sweeps = KindSweeps(candidate.table, objective, place=lambda *stages, into=placed: into.append(stages))
         for below in (math.inf, 2 * least, 1.05 * least, least * (1 + 1e-9)):
             assert sweeps.bound(below) <= least * (1 + 1e-9)
+            assert sweeps.bound(below, looks=24) <= least * (1 + 1e-9)
         assert placed
+
+
+@pytest.mark.parametrize("seed", sweep(range(6), quick=2))
+def test_what_a_step_takes_of_a_stage_is_the_largest_of_its_terms(seed):
+    """By the trip behind the stage; and no less than the pipeline's sum and what any trip tells that is no shorter."""
+    profile = random_instance(seed, partitions=5, workers=3, busy=seed % 2 == 0, tight=seed % 3 > 0)
+    candidate = Search(*resolve(profile, single(schedule="1f1b", micro_batches=4))).candidates[0]
+    fleet, many, depths = KindRelaxation(candidate.table, server="both"), 4, [1, 2, 3, 4]
+    stages = [OptionArrays(candidate.table, fleet.kinds, 5, fleet.links, each) for each in depths]
+    prices, trips = StepPrices(stages, depths), np.linspace(0.0, 3 * float(stages[0].load[0, 0, 0]), 40)
+    for kind, first, length in np.ndindex(*stages[0].forward.shape):
+        behind = np.tile(trips, (length + 1, 1))
+        seconds, more, loads = (each[:, length] for each in prices.at(kind, first, length + 1, behind))
+        for n, (stage, w) in enumerate(zip(stages, depths, strict=True)):
+            f, b = stage.forward[kind, first, length], stage.backward[kind, first, length]
+            update = stage.update[kind, first, length] if first == 0 else 0.0
+            if math.isinf(stage.load[kind, first, length]):
+                assert np.isinf(seconds[n])
+                assert np.isinf(loads[n]).all()
+                continue
+            busy_f, busy_b = (each[kind, first, length] for each in stage.busy)
+            wait = trips + f - w * (f + busy_f), trips - busy_f - (w - 1) * (b + busy_b)
+            if w < many:
+                busy = stage.load[kind, first, length] + sum(np.maximum(0.0, each) for each in wait)
+                said = np.maximum(busy, math.ceil(many / w) * (trips + f + b) + update)
+            else:
+                turns = trips + f + b + (many - 1) * max(f + busy_f, b + busy_b) + update
+                said = np.maximum(stage.load[kind, first, length], turns)
+            assert loads[n] == pytest.approx(said)
+            apart = said - trips - seconds[n]
+            assert all(more[n, k] <= apart[k:].min() * (1 + 1e-9) + 1e-12 for k in range(len(trips)))
+
+
+@pytest.mark.parametrize("seed", sweep((4, 6), quick=1))
+def test_few_micro_batches_on_many_workers_are_bounded_by_their_sum_and_their_waits(seed, monkeypatch):
+    """More looks tell more: a pipeline of a small sum has stages that take long, and waits for these."""
+    monkeypatch.setattr(tuning, "NARROW_STEP", 2e-2)
+    profile = random_chain(seed, partitions=20, workers=8, tight=True)
+    (candidate,) = Search(*resolve(profile, single(schedule="1f1b", micro_batches=4))).candidates
+    sweeps = KindSweeps(candidate.table, "step", place=lambda *_: None)
+    once = sweeps.bound(10.0)
+    found = [sweeps.bound(10.0, looks=8) for _ in range(8)]
+    assert sweeps.done
+    assert [once, *found] == sorted([once, *found])
+    assert found[-1] > 1.05 * once
 
 
 @pytest.mark.parametrize(("tight", "busy"), [(False, 0.3), (True, 0.0)])

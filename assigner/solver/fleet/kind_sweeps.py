@@ -1,10 +1,11 @@
-"""1F1B chains of any size: one sweep over workers taken by kind has a bound of all plans, and a pipeline near the best.
+"""1F1B chains of any size: sweeps over workers taken by kind have a bound of all plans, and pipelines near the best.
 
     step         no stage starts before those in front of it have run a forward, and behind its last backward theirs
                  follows: at least the largest, over the stages, of the seconds of one forward and one backward in front
-                 of it + what a step takes from its first forward to its last backward (`StepLoads`), which the path
-                 program finds. For a bound by the least trip that can lie behind the stage, for plans at warm-ups that
-                 hide about that trip.
+                 of it + what a step takes from its first forward to its last backward (`StepPrices`), which the path
+                 program finds. For a bound by the least trip that can lie behind the stage, in one sweep, and in cells
+                 of pipelines whose waits are about as long (`StepCells`); for plans at warm-ups that hide about that
+                 trip.
     throughput   M times the slowest worker or link: by halving, the least limit within which there is a pipeline
     latency      the least sum of forwards
 
@@ -14,7 +15,10 @@ Workers count by their kind, as fleet/relaxation.py takes them.
 from __future__ import annotations
 
 import functools
+import heapq
+import itertools
 import math
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -22,7 +26,7 @@ import numpy as np
 
 from assigner.solver.fleet.assignment import WorkerAssignment
 from assigner.solver.fleet.option_arrays import OptionArrays, known
-from assigner.solver.fleet.path_program import ServerPrices
+from assigner.solver.fleet.path_program import LeastTrips, ServerPrices
 from assigner.solver.fleet.relaxation import KindRelaxation
 from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import ROUNDING
@@ -31,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.formats.terms import Objective
-    from assigner.solver.fleet.path_program import KindPipeline, LeastTrips
-    from assigner.solver.problem.arrays import Floats, Ints
+    from assigner.solver.fleet.path_program import KindPipeline, KindStage, PathProgram
+    from assigner.solver.problem.arrays import Flags, Floats, Ints
     from assigner.solver.problem.interval_prices import IntervalPrices
 
 
@@ -49,31 +53,61 @@ class KindSweeps:
         place: Callable[[Sequence[tuple[int, int]], tuple[int, ...]], object], large: bool = False,
     ) -> None:  # fmt: skip
         self._table, self._objective, self._place, self._large = table, objective, place, large
-        self._many, self._last = table.micro_batches, (math.inf, 0.0)
+        self._many = table.micro_batches
+        self._asked, self._known = math.inf, 0.0
+        self._cells: StepCells | None = None
         self._fleet = KindRelaxation(table, server="forward" if objective == "latency" else "both")
         self._handed: set[tuple[tuple[tuple[int, int], ...], tuple[int, ...]]] = set()
 
-    def bound(self, below: float) -> float:
+    @property
+    def known(self) -> float:
+        """What no plan is below, as far as that has been asked for."""
+        return self._known if self._cells is None else max(self._known, self._cells.bound)
+
+    @property
+    def done(self) -> bool:
+        """Whether more looks tell no more."""
+        return self._cells is None or self._cells.done
+
+    def bound(self, below: float, looks: int = 0) -> float:
         """What no plan is below, no more than `below`; the pipelines that say so are handed on.
 
-        Raises:
-            OutOfTime: the time is over.
-        """
-        if below > self._last[0] * tuning.NEAR_TARGET:
-            return min(below, self._last[1])
-        self._last = below, self._least_limit(below) if self._objective == "throughput" else self._least(below)
-        return self._last[1]
+        `looks` are sweeps for more than the first one tells, of the step.
 
-    def _least(self, below: float) -> float:
-        """As `bound`, of the step and of latency."""
-        limit = below * (1 + ROUNDING) / self._many if self._objective == "step" else math.inf
+        Raises:
+            OutOfTime: the time is over; `known` has what was found until then.
+        """
+        if not below > self._asked * tuning.NEAR_TARGET:
+            self._asked, self._known = below, self.known
+            if self._objective == "step":
+                self._cells, looks = self._step_cells(below), max(1, looks)
+            else:
+                found = self._least_limit(below) if self._objective == "throughput" else self._least_sum(below)
+                self._known = max(self._known, found)
+        if self._cells is not None:
+            self._cells.run(below, looks)
+        return min(below, self.known)
+
+    def _step_cells(self, below: float) -> StepCells:
+        """What bounds the step, of plans below a value."""
+        limit, sweep = below * (1 + ROUNDING) / self._many, self._fleet.sweep
         prices = self._prices(limit)
-        servers, loads = self._servers(prices), None
-        if self._objective == "step":
-            trips = self._fleet.sweep.trips(servers, limit, limit)
-            least, most = zip(*self._bands, strict=True)
-            loads = StepLoads([self._prices(limit, each) for each in least], most, trips)
-        found = self._fleet.sweep.least(servers, limit, limit, loads=loads)
+        least, most = zip(*self._bands, strict=True)
+        stages = StepPrices([self._prices(limit, each) for each in least], most)
+        hops = np.minimum.reduce([each.seconds for each in sweep.boundaries])
+
+        def place(found: KindPipeline) -> None:
+            behind = [
+                float(hops[right.first, left.kind, right.kind]) for left, right in itertools.pairwise(found.steps)
+            ]
+            self._realise(prices, found, stages.depths(found.steps, [0.0, *behind], found.seconds))
+
+        return StepCells(sweep, stages, self._servers(prices), limit=limit, below=below, place=place)
+
+    def _least_sum(self, below: float) -> float:
+        """As `bound`, of latency."""
+        prices = self._prices(math.inf)
+        found = self._fleet.sweep.least(self._servers(prices), math.inf, math.inf)
         if found is None:
             return below
         self._realise(prices, found)
@@ -128,11 +162,12 @@ class KindSweeps:
         prices, many = self._prices(limit), self._many
         servers = self._servers(prices)
         trips = self._fleet.sweep.trips(servers, limit, limit)
-        behind = np.maximum(np.arange(trips.workers.max() + 1) - 1, 0)
+        behind = np.maximum(np.arange(sum(self._fleet.counts) + 1) - 1, 0)
         deepest = np.array([most for _, most in self._bands])
         depths = deepest[np.searchsorted(deepest, np.minimum(1 + np.ceil(more * behind), many))]
         each, which = np.unique(depths[trips.workers], return_inverse=True)
-        loads = StepLoads([self._prices(limit, depth) for depth in each.tolist()], each.tolist(), trips, which)
+        stages = StepPrices([self._prices(limit, depth) for depth in each.tolist()], each.tolist())
+        loads = StepLoads(stages, trips, which)
         found = self._fleet.sweep.least(servers, limit, limit, loads=loads)
         if found is not None:
             self._realise(prices, found, depths[len(found.steps) : 0 : -1].tolist())
@@ -160,59 +195,262 @@ class KindSweeps:
             self._place(line, tuple(depths))
 
 
-class StepLoads:
-    """How long a step keeps stages from their first forward to their last backward, by the trip that lies behind them.
+class StepPrices:
+    """What a step keeps stages from their first forward to their last backward, at several depths, by the trip behind.
 
-    At the depth given, for plans; at any, for bounds. Before its first backward a stage runs as many forwards as it
-    keeps in flight, and behind its last forward as many backwards. What a micro-batch is away for, from the end of its
-    forward to the beginning of its backward, is the trip: if that takes longer than these, the stage waits. With w of M
-    micro-batches in flight, f, b the seconds of one forward and one backward and R those of the trip, a step takes no
-    less than the largest of
+    Before its first backward a stage runs as many forwards as it keeps in flight, and behind its last forward as many
+    backwards. What a micro-batch is away for, from the end of its forward to the beginning of its backward, is the
+    trip: if that takes longer than these, the stage waits. With w of M micro-batches in flight, f, b the seconds of one
+    forward and one backward and R those of the trip, a step takes no less than the largest of
 
         M (f + b) + max(0, R - (w - 1) f) + max(0, R - (w - 1) b)         w < M
         R + f + b + (M - 1) max(f, b)                                     w = M: all forwards are behind it by then
         ceil(M / w) (R + f + b)                                           no more than w are on the way at once
 
-    More in flight hides a longer trip, and takes memory, or the seconds of what is run again for want of it.
+    and behind it the update, of the first stage. More in flight hides a longer trip, and takes memory, or the seconds
+    of what is run again for want of it. That L(R) is the largest of a constant and of lines a + c R with c >= 1. What
+    lies in front of a stage takes the pipeline's whole sum S less R + f + b, so that the step is no less than S + G,
+
+        G(R) = L(R) - R - (f + b)
+
+    which has its least where the first line meets the constant, and grows from there on.
 
     Args:
         stages: Their prices at several depths.
-        depths: Micro-batches in flight: the most that each of these stands for.
-        chosen: Number of the depth, by what counts as one number of workers in `trips`; None: of the least load.
+        depths: Micro-batches in flight, ascending: the most that each of these stands for.
     """
 
-    def __init__(
-        self, stages: Sequence[OptionArrays], depths: Sequence[int], trips: LeastTrips, chosen: Ints | None = None
-    ) -> None:
-        self._many, self._depths = stages[0].table.micro_batches, np.array(depths)
-        self._trips = trips
-        self._chosen: Sequence[Ints | int] = range(len(depths)) if chosen is None else [chosen]
+    def __init__(self, stages: Sequence[OptionArrays], depths: Sequence[int]) -> None:
+        many = stages[0].table.micro_batches
+        self._depths = np.array(depths)
+        deep = self._depths[:, None, None, None]
         forward, backward = (
             np.stack([known(getattr(each, way)) for each in stages]) for way in ("forward", "backward")
         )
         busy_f, busy_b = (np.stack([each.busy[way] for each in stages]) for way in (0, 1))
-        self._prices = np.stack(
-            [np.stack([each.load for each in stages]), forward, backward, forward + busy_f, backward + busy_b]
+        pace_f, pace_b = forward + busy_f, backward + busy_b
+        both, update = forward + backward, np.stack([known(each.update) for each in stages])
+        update[:, :, 1:] = 0.0
+        load, own = np.stack([each.load for each in stages]), both + update
+        missing, load = ~np.isfinite(load), known(load)
+        idle_f, idle_b = forward - deep * pace_f, forward - pace_f - (deep - 1) * pace_b
+        full, rounds = deep >= many, np.ceil(many / deep)
+        turns = both + (many - 1) * np.maximum(pace_f, pace_b) + update
+        lines = [
+            np.where(full, turns, each)
+            for each in (load + np.maximum(idle_f, idle_b), load + idle_f + idle_b, rounds * both + update)
+        ]
+        slopes = [np.where(full, 1.0, each) for each in (1.0, 2.0, rounds)]
+        meets = [load - (load - line) / slope for line, slope in zip(lines, slopes, strict=True)]
+        more = np.maximum.reduce(meets) - own
+        self._rows = np.stack(
+            [np.where(missing, np.inf, own), np.where(missing, np.inf, load), *lines, np.where(missing, np.inf, more)]
         )
+        self._slopes = np.stack([each.ravel() for each in slopes[1:]])
 
-    def __call__(self, kind: int, first: int, length: int, numbers: slice) -> Floats:
-        """Seconds [length, number] that a step takes for stages of up to so many partitions, and those behind them.
+    def within(self, more: float, below: float) -> Floats:
+        """Seconds that stages add to the sum at their least, [kind, first, length - 1], if G and L keep to these."""
+        seconds, load, *_, least = self._rows
+        return _least(seconds, (least <= more) & (load <= below))
 
-        By the numbers of workers used from the stage on, with it.
+    def at(
+        self, kind: int, first: int, length: int, trips: Floats, chosen: Ints | None = None
+    ) -> tuple[Floats, Floats, Floats]:
+        """What stages of up to so many partitions add to the sum, G and L: [depth, length, trip].
+
+        `trips` are seconds of the trip behind each of them, [length, trip], `chosen` the number of the depth by that
+        of the trip; None: all.
         """
-        trips = self._trips.seconds[first + 1 : first + 1 + length]
-        loads = (self._with_waits(kind, first, each, trips) for each in self._chosen)
-        least: Floats = functools.reduce(np.minimum, loads)
-        return least[:, self._trips.alike[numbers]]
+        rows, slopes = self._rows[:, :, kind, first, :length, None], self._slopes[:, :, None, None]
+        if chosen is not None:
+            rows, slopes = rows[..., 0][:, chosen].transpose(0, 2, 1)[:, None], self._slopes[:, None, None, chosen]
+        seconds, load, line, _, _, least = rows
+        steep = _steep(rows, slopes, trips)
+        loads = np.maximum(np.maximum(load, line + trips), steep)
+        return seconds, np.maximum(least, steep - trips - known(seconds)), loads
 
-    def _with_waits(self, kind: int, first: int, numbers: Ints | int, trips: Floats) -> Floats:
-        """Seconds [length, trip] of stages from a position on, each with its own trip behind it and depth's number."""
-        load, forward, backward, pace_f, pace_b = (
-            each.T.reshape(len(trips), -1) for each in self._prices[:, numbers, kind, first, : len(trips)]
-        )
-        many, deepest, trip_f = self._many, self._depths[numbers], trips + forward
-        turns = trip_f + backward + (many - 1) * np.maximum(pace_f, pace_b)
-        idle = np.maximum(0.0, trip_f - deepest * pace_f) + np.maximum(0.0, trip_f - pace_f - (deepest - 1) * pace_b)
-        rounds = np.maximum(load + idle, np.ceil(many / deepest) * (trip_f + backward))
-        found: Floats = np.where(deepest < many, rounds, np.maximum(load, turns))
-        return found
+    def depths(self, steps: Sequence[KindStage], ways: Sequence[float], within: float) -> list[int]:
+        """Micro-batches in flight, never more than in front, that keep a pipeline to a step where some do.
+
+        Of these the ones with which a stage recomputes least, and of those the fewest. `ways` are seconds of the
+        messages between each stage and the one in front of it, both ways, `within` those of the step.
+        """
+        every = [self._rows[:, :, step.kind, step.first, step.length - 1] for step in steps]
+        least = [float(rows[0].min()) + way for rows, way in zip(every, ways, strict=True)]
+        front = list(itertools.accumulate(least, initial=0.0))
+        trip, number, found = 0.0, 0, list[int]()
+        for n in range(len(steps) - 1, -1, -1):
+            rows = every[n][:, number:]
+            steep = _steep(rows, self._slopes[:, number:], np.array(trip))
+            ends = front[n] + ways[n] + np.maximum(np.maximum(rows[1], rows[2] + trip), steep)
+            late = np.where(ends <= within * (1 + ROUNDING), 0.0, ends)
+            number += int(np.lexsort((rows[0], late))[0])
+            found.append(int(self._depths[number]))
+            trip += min(float(every[n][0, number]), _NEVER) + ways[n]
+        return found[::-1]
+
+
+def _steep(rows: Floats, slopes: Floats, trips: Floats) -> Floats:
+    """The largest of the lines that grow by more than the trip does, but where a depth has none."""
+    found: Floats = np.maximum(rows[3] + slopes[0] * trips, rows[4] + slopes[1] * trips)
+    return found
+
+
+def _least(seconds: Floats, may: Flags) -> Floats:
+    """Over depths, of those that may be."""
+    found: Floats = np.where(may, seconds, np.inf).min(axis=0)
+    return found
+
+
+class StepLoads:
+    """What the stages of a pipeline take of a step, as the path program asks for it.
+
+    Args:
+        trips: The least that can lie behind each stage.
+        chosen: Number of the depth, by what counts as one number of workers in `trips`; None: any that may be.
+        floor: A step is no less than the pipeline's sum and this.
+        more: Stages with a larger G are left out.
+        below: And those with a larger L.
+    """
+
+    def __init__(
+        self, prices: StepPrices, trips: LeastTrips, chosen: Ints | None = None, *, floor: float = 0.0,
+        more: float = math.inf, below: float = math.inf,
+    ) -> None:  # fmt: skip
+        self.floor = floor
+        self._prices, self._trips, self._chosen = prices, np.minimum(trips.seconds, _NEVER), chosen
+        self._alike, self._more, self._below = trips.alike, more, min(below, _NEVER / 2)
+        self._asked = functools.lru_cache(maxsize=1)(self._classes)
+
+    def _classes(self, start: int, stop: int) -> tuple[Ints, Ints]:
+        """What these numbers of workers count as, and which of that each does."""
+        found, which = np.unique(self._alike[start:stop], return_inverse=True)
+        return found, which
+
+    def __call__(self, kind: int, first: int, length: int, numbers: slice) -> tuple[Floats, Floats, Ints]:
+        """Seconds that stages of up to so many partitions add to the sum, and that a step takes for them, at least.
+
+        Each [length, class], and the class of each number of workers used from the stage on, with it.
+        """
+        classes, which = self._asked(int(numbers.start), int(numbers.stop))
+        trips = self._trips[first + 1 : first + 1 + length, classes]
+        chosen = None if self._chosen is None else self._chosen[classes]
+        seconds, more, loads = self._prices.at(kind, first, length, trips, chosen)
+        may = (more <= self._more) & (loads <= self._below)
+        return _least(seconds, may), _least(loads, may), which
+
+
+@dataclass(frozen=True, order=True)
+class StepCell:
+    """Pipelines whose largest G (`StepPrices`) is from `low` to `high` seconds, with a bound of their steps."""
+
+    bound: float
+    serial: int
+    low: float
+    high: float
+    looked_at: bool = False
+    trips: LeastTrips | None = field(default=None, compare=False)
+
+
+class StepCells:
+    """Branch and bound over the largest G of a pipeline's stages, in cells from one limit to another.
+
+    A step takes S + G at least. Of a cell the path program finds a pipeline that takes least of those whose stages keep
+    to its upper limit, S and its lower limit counting as one more load: a small sum, of few stages that take long and
+    recompute little, has the longer waits. What may lie behind a stage keeps to the limit, too.
+
+    Args:
+        servers: Of stages, as of the path program.
+        limit: No server of a pipeline below `below` is above it.
+        below: A step is of no interest from here on.
+        place: Takes pipelines of which a bound is.
+    """
+
+    def __init__(
+        self, sweep: PathProgram, prices: StepPrices, servers: ServerPrices, *, limit: float, below: float,
+        place: Callable[[KindPipeline], object],
+    ) -> None:  # fmt: skip
+        self._sweep, self._prices, self._servers, self._limit, self._place = sweep, prices, servers, limit, place
+        self._open, self._serials, self._floor = [StepCell(0.0, 0, 0.0, below)], itertools.count(1), below
+
+    @property
+    def bound(self) -> float:
+        """No step is below it."""
+        return min(self._floor, self._open[0].bound) if self._open else self._floor
+
+    @property
+    def done(self) -> bool:
+        """Whether the bound is as good as it gets."""
+        return self.bound >= self._floor
+
+    def run(self, below: float, looks: int) -> None:
+        """Look at so many cells, the least bound first, until no step is below a value.
+
+        Raises:
+            OutOfTime: the time is over; what was found until then is kept.
+        """
+        while looks and self.bound < min(below, self._floor):
+            cell = self._open[0]
+            if not cell.looked_at:
+                looks -= 1
+                self._look(cell, min(below, self._floor))
+                continue
+            heapq.heappop(self._open)
+            if not cell.high - cell.low > tuning.NARROW_STEP * cell.bound or math.isinf(cell.high):
+                self._floor = min(self._floor, cell.bound)
+                continue
+            assert cell.trips is not None
+            middle = (cell.low + cell.high) / 2
+            upper = max(cell.bound, cell.trips.least * (1 - ROUNDING) + middle)
+            lower = StepCell(cell.bound, next(self._serials), cell.low, middle)
+            heapq.heappush(self._open, lower)
+            heapq.heappush(self._open, StepCell(upper, next(self._serials), middle, cell.high, trips=cell.trips))
+
+    def _look(self, cell: StepCell, below: float) -> None:
+        """Put what is now known of the first cell in its place: nothing if it has no step below a value."""
+        found, swept = self._swept(cell, below)
+        heapq.heappop(self._open)
+        if swept.bound < below:
+            heapq.heappush(self._open, swept)
+        if swept.bound >= below or swept.high < cell.high:
+            self._floor = min(self._floor, below)
+        if found is not None:
+            self._place(found)
+
+    def _swept(self, cell: StepCell, below: float) -> tuple[KindPipeline | None, StepCell]:
+        """The pipeline that takes least, and the cell with what that tells."""
+        nothing = None, replace(cell, bound=math.inf)
+        limit, servers, near = self._limit, self._servers, below * (1 + ROUNDING)
+        seconds = self._prices.within(cell.high + near - below, near) if below < math.inf else self._any
+        pace = servers.forward[np.isfinite(seconds) & (servers.forward <= limit)]
+        if not pace.size:
+            return nothing
+        limit = min(limit, max(float(pace.max()), self._slowest_message) * (1 + ROUNDING) or limit)
+        servers = replace(servers, seconds=seconds)
+        trips = cell.trips or self._sweep.trips(servers, limit, limit)
+        least = trips.least * (1 - ROUNDING)
+        if least + cell.low >= below:
+            return nothing
+        high = min(cell.high, below - least)
+        more = high + (near - below if below < math.inf else 0.0)
+        loads = StepLoads(self._prices, trips, floor=cell.low, more=more, below=near)
+        found = self._sweep.least(servers, limit, limit, loads=loads)
+        if found is None:
+            return nothing
+        bound = max(cell.bound, found.seconds * (1 - ROUNDING))
+        return found, replace(cell, bound=bound, high=high, looked_at=True, trips=trips)
+
+    @cached_property
+    def _any(self) -> Floats:
+        """Seconds of stages whatever they take."""
+        return self._prices.within(math.inf, math.inf)
+
+    @cached_property
+    def _slowest_message(self) -> float:
+        """Seconds, one way."""
+        every = (way for each in self._sweep.boundaries for way in (each.forward, each.backward))
+        return max((float(known(way).max(initial=0.0)) for way in every), default=0.0)
+
+
+_NEVER = 1e30
+"""Seconds that no step takes: of what cannot lie behind a stage."""

@@ -63,7 +63,7 @@ class LeastTrips(NamedTuple):
     """The least seconds of everything behind a stage, the message between included, by the workers used from it on.
 
     Args:
-        seconds: [position behind the stage, what numbers of workers that differ little count as].
+        seconds: [position behind the stage, what numbers of workers that differ little count as]; at 0 of everything.
         alike: By number of the workers used, what it counts as.
         workers: How many workers each of these has, on average.
     """
@@ -71,6 +71,11 @@ class LeastTrips(NamedTuple):
     seconds: Floats
     alike: Ints
     workers: Ints
+
+    @property
+    def least(self) -> float:
+        """Seconds of everything."""
+        return float(self.seconds[0].min())
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,8 @@ class PathProgram:
     ) -> KindPipeline | None:
         """The pipeline with the least sum of which no server is above its limit, in seconds; None: there is none.
 
-        With `loads` what is least is the largest of each stage's load with the sum in front of it, without a toll.
+        With `loads` what is least is the largest of each stage's load with the sum in front of it, and of the whole sum
+        with their floor, without a toll.
 
         Raises:
             OutOfTime: the time is over.
@@ -217,7 +223,8 @@ class _PathRun:
         self._longest = int(self._lengths.max(initial=1))
         self._behind = np.empty((self._n + 1, len(sweep._classes), len(sweep._weight)))
         self._clear(self._n)
-        self._put(self._n, slice(None), np.zeros((len(sweep._classes), 1)), 0, 1)
+        floor = 0.0 if loads is None else loads.floor
+        self._put(self._n, slice(None), np.full((len(sweep._classes), 1), floor), 0, 1)
 
     def fill(self) -> None:
         """Go over every boundary, the last first."""
@@ -228,9 +235,11 @@ class _PathRun:
                 self._step(i, self._start(i))
 
     def least_behind(self) -> Floats:
-        """Of the classes that may stand in front of each position the least; inf where nobody asks."""
+        """Of the classes that may stand in front of each position the least; inf where nobody asks; at 0 of all."""
         found = np.full((self._n + 1, len(self._sweep._weight)), np.inf)
         found[self._n] = 0.0
+        if self._low[0] < self._high[0]:
+            found[0, self._low[0] : self._high[0]] = self._start(0).min(axis=0)
         for i in range(1, self._n):
             asked = slice(self._low[i - 1], self._high[max(0, i - self._longest)])
             found[i, asked] = self._behind[i, :, asked].min(axis=0)
@@ -250,9 +259,14 @@ class _PathRun:
     def _with_stage(self, behind: Floats, kind: int, i: int, numbers: slice) -> Floats:
         """What stages from i on, the shortest first, make of what lies behind each: [length, class, number]."""
         length = len(behind)
-        found: Floats = behind + self._cost[kind, i, :length, None, None]
-        if self._loads is not None:
-            np.maximum(found, self._loads(kind, i, length, numbers)[:, None], out=found)
+        cost = self._cost[kind, i, :length, None]
+        if self._loads is None:
+            return behind + cost[..., None]
+        seconds, loads, which = self._loads(kind, i, length, numbers)
+        seconds = np.maximum(seconds, cost)
+        alike = (seconds == seconds[:, :1]).all()  # arrays of all numbers take long
+        found: Floats = behind + (seconds[:, :1] if alike else seconds.take(which, axis=1))[:, None]
+        np.maximum(found, loads.take(which, axis=1)[:, None], out=found)
         return found
 
     def _clear(self, i: int) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from assigner.solver.fleet.option_arrays import HopArrays
 from assigner.solver.fleet.path_program import PathProgram, ServerPrices, WorkSplit
 from assigner.solver.limits import tuning
+from assigner.solver.limits.tuning import ROUNDING
 from assigner.solver.problem.perfect_split import perfect_split
 
 if TYPE_CHECKING:
@@ -111,9 +112,14 @@ class KindRelaxation:
         return WorkSplit(speed, behind, float(speed @ np.array(self.counts)))
 
     @cached_property
+    def _served(self) -> Floats:
+        """Of `_seconds` those that a worker is limited by: [kind, position]."""
+        return self._seconds.sum(axis=2) if self._server == "both" else self._seconds[:, :, 0]
+
+    @cached_property
     def work(self) -> WorkSplit:
         """What everything from a position on must be done by: forwards, or forwards and backwards."""
-        return self._work(self._seconds.sum(axis=2) if self._server == "both" else self._seconds[:, :, 0])
+        return self._work(self._served)
 
     @cached_property
     def low(self) -> tuple[float, float]:
@@ -138,9 +144,9 @@ class KindRelaxation:
         return spare - self.low[1], spare - self.low[0]
 
     def reach(self, limit: float) -> int:
-        """Partitions in the longest interval whose forward is within `limit` seconds."""
+        """Partitions in the longest interval that limits a worker to `limit` seconds: of "each", by its forward."""
         longest = 1
-        for row in self._seconds[:, :, 0]:
+        for row in self._served * (1 - ROUNDING):
             sums = list(itertools.accumulate(np.where(np.isfinite(row), row, 0.0).tolist(), initial=0.0))
             longest = max([longest, *(bisect_right(sums, sums[i] + limit) - 1 - i for i in range(self.n))])
         return min(self.n, longest)

@@ -128,6 +128,10 @@ SIMULATED_ACTIONS, PLAN_ACTIONS = 600_000, 16
 """Local search ends after so many simulated actions: counted, not timed, so that the answer is the same every time. To
 make a plan and begin its simulation takes as long as so many actions of each worker."""
 
+SIFTED_AT_ONCE, SIFTED = 64, 16
+"""Of large pipelines so many plans that are near the best have their longest ways taken at once, before one is
+simulated; so many take about as long as one simulation."""
+
 FITS_S = 10.0
 """Seconds for the question whether anything fits at all."""
 
@@ -173,8 +177,15 @@ WIDER_STARTS = 4
 FLEET_ACTIONS = 600_000
 """So many more where workers are taken by kind, for the depths of all pipelines that are looked at first."""
 
-DEPTH_BANDS = (1.34, 2.0)
+DEPTH_BANDS = (1.1, 1.34)
 """Ratio of the most micro-batches in flight to the least that count as alike; and where that takes long."""
+
+STEP_LOOKS = 4
+"""So many sweeps raise the bound by kinds at first, beyond what one of all pipelines tells."""
+
+NARROW_STEP = 1e-3
+"""Pipelines of 1F1B whose waits differ by no more than this share of their step are not told apart: the bound stays
+theirs."""
 
 NEAR_TARGET = 0.99
 """A bound by kinds is not asked for again before the target has come down by more than this."""
@@ -344,8 +355,9 @@ LISTED_VALUES = 20_000
 MOST_TASKS = 40_000
 """A plan with more forwards and backwards than this keeps its named schedule."""
 
-ORDERS_SHARE = 0.25
-"""Of the time this share is kept for placements and orders of a branched graph, which are looked for last."""
+ORDERS_SHARE = (0.1, 0.25)
+"""Of the time this share is kept for placements and orders, which are looked for last: of a chain, and of a branched
+graph."""
 
 LISTED_GAIN = 0.07
 """Listed orders and several stages a worker are taken if the step is predicted to be shorter by this share. Others are

@@ -185,6 +185,11 @@ class DepthSearch:
         """No depths that were not handed out take less, in seconds; inf: there are no others."""
         return float(self._open.bound.min(initial=math.inf))
 
+    def at(self, depths: Sequence[Depths]) -> Floats:
+        """What pipelines with one worker a stage take at these depths, in seconds, as their options have it."""
+        deep = np.array([[self._most] * (self._stages - len(each)) + list(each) for each in depths], dtype=np.int64).T
+        return self._bounds(_Boxes(deep, deep, np.arange(len(depths)), np.zeros(len(depths))))
+
     def split(self, target: float) -> list[tuple[float, Sequence[StageOption], Depths]]:
         """Halve the boxes of least bound, and hand out those with nothing left to choose; none from the target on.
 
@@ -220,6 +225,13 @@ class DepthSearch:
         sharing = self._sharing[:, boxes.pipeline]
         ways = _Ways(self._times.take(boxes.pipeline), boxes.low, boxes.high, self._turns, sharing)
         return ways.longest(self._check)
+
+
+def step_times(
+    options: StageOptions, micro_batches: int, points: Sequence[tuple[Sequence[StageOption], Depths]]
+) -> Floats:
+    """What pipelines of a chain with one worker a stage take at warm-up depths, many at once; arguments as above."""
+    return DepthSearch(options, micro_batches, [(0.0, pipeline) for pipeline, _ in points]).at([at for _, at in points])
 
 
 class _Ways:

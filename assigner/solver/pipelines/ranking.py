@@ -63,6 +63,7 @@ class PipelineCandidate(CandidateSearch):
         self._next: Literal["each", "wider", "nothing"] = "nothing"
         self._start: tuple[float, Sequence[StageOption]] = (math.inf, ())  # of local search
         self._placed: list[tuple[float, Sequence[StageOption]]] = []  # that kinds of workers have named
+        self._waiting: list[tuple[float, Sequence[StageOption]]] = []  # of these, what local search may yet begin from
         self.cuts: list[tuple[Sequence[StageOption], float]] = []
 
     @cached_property
@@ -108,25 +109,53 @@ class PipelineCandidate(CandidateSearch):
             return None
         return KindSweeps(self.table, self.objective, place=self._place, large=self.table.visits > tuning.MOST_VISITS)
 
+    @property
+    def sifts(self) -> bool:
+        """Whether local search simulates no plan that many longest ways at once say is no better: of large pipelines.
+
+        Where workers are taken by kind, unless stages take long to be priced.
+        """
+        by_kinds = self.objective == "step" and self._sweeps is not None
+        return by_kinds and self.table.visits <= tuning.MOST_VISITS
+
     def _place(self, stages: Sequence[tuple[int, int]], depths: Depths = ()) -> None:
-        """Simulate a pipeline, recomputing what these depths take."""
+        """Simulate a pipeline, recomputing least, and what these depths take."""
         pipeline = self.plans.pipeline_of(stages)
         if pipeline is not None:
-            pipeline = self.plans.as_deep(pipeline, depths)
-            self._placed.append((self.plans.simulate(pipeline), pipeline))
+            deep = self.plans.as_deep(pipeline, depths)
+            found = [
+                (self.plans.simulate(each, like=like), each)
+                for each, like in ((pipeline, ()), (deep, ()), (deep, depths))
+            ]
+            self._placed.append(min(found, key=lambda each: each[0]))
+
+    def _bound_by(self, kinds: KindSweeps, looks: int = 0) -> None:
+        """Raise the bound by kinds of workers; arguments as of `KindSweeps.bound`."""
+        try:
+            kinds.bound(self.state.target, looks)
+        finally:  # also when the time is over
+            self.raise_bound(min(kinds.known, self.state.target), DYNAMIC_PROGRAM)
 
     def _start_with(self, kinds: KindSweeps) -> None:
         """Where a plan is known, the bound may do; else it holds for less without one."""
         known = math.isfinite(self.state.best_value)
         if not known:
             kinds.start(lambda: self.state.best_value)
-        self.raise_bound(kinds.bound(self.state.target), DYNAMIC_PROGRAM)
+        self._bound_by(kinds)
         if known and not self.decided:
             kinds.start(lambda: self.state.best_value)
-        if self._placed and not self.decided:
+        if not self.decided:
+            self._climb()
+
+    def _climb(self) -> None:
+        """Look for the depths of what kinds of workers have named since, and have local search begin from the best."""
+        if self._placed:
             self.plans.actions += tuning.FLEET_ACTIONS
             self._placed.sort(key=lambda each: each[0])
-            self._start = min(((self.plans.deepen(each), each) for _, each in self._placed), key=lambda each: each[0])
+            found = [(self.plans.deepen(each), each) for _, each in self._placed]
+            best, *waiting = sorted([self._start, *self._waiting, *found], key=lambda each: each[0])
+            self._waiting = [each for each in waiting if each[1]]
+            self._start, self._placed = best, []
 
     def start(self) -> None:
         """Simulate the dynamic program's best, or pipelines of kinds of workers."""
@@ -145,7 +174,7 @@ class PipelineCandidate(CandidateSearch):
         if self.bound >= self.state.target:
             self.decided = True
         elif self._start[1]:
-            self.plans.improve(*self._start)
+            self._start = self.plans.improve(*self._start)
 
     def least_of(self, pipeline: Sequence[StageOption]) -> float:
         """No plan of a pipeline takes less, as far as is known without simulating it: the dynamic program's price."""
@@ -163,7 +192,7 @@ class PipelineCandidate(CandidateSearch):
     def tighten(self) -> None:
         """Rank more of them, for the sake of the bound; or have it by kinds of workers, as plans of the target keep."""
         if self._sweeps is not None:
-            self.raise_bound(self._sweeps.bound(self.state.target), DYNAMIC_PROGRAM)
+            self._bound_by(self._sweeps)
             if self.decided or not self.program.sharp:
                 return
         found = self._ranked(tuning.PROOF_WIDTH)
@@ -208,13 +237,18 @@ class PipelineCandidate(CandidateSearch):
 
     def prove(self) -> None:
         """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
-        if self._sweeps is not None and not self.program.sharp:  # there are too many
-            return
-        if self.effort > 1:
+        self.cut_short = False
+        if self._sweeps is not None:
+            self._narrow(self._sweeps)
+            more = self.leads and (self.plans.actions <= 0 or bool(self._waiting))
+            self.cut_short = more or not self._sweeps.done
+            if not self.program.sharp:  # there are too many
+                return
+        if self.effort > 1 and self._next != "nothing" and not self.decided:
             self.plans.forget()  # more of their warm-up depths may be tried now
             PipelineCandidate.tighten(self)  # however a subclass goes about it
         if self.decided or self._next != "each":
-            self.cut_short = self._next == "wider"
+            self.cut_short |= self._next == "wider"
             return
         most = tuning.MOST_SEARCHED if self._boxed else tuning.MOST_SIMULATED
         ranked = self._run(tuning.ALL_WIDTH, most=most, dominance=False)
@@ -223,6 +257,21 @@ class PipelineCandidate(CandidateSearch):
             self._search_depths(ranked.pipelines, ranked.lost)
         else:
             self._simulate_all(ranked)
+
+    def _narrow(self, kinds: KindSweeps) -> None:
+        """Tell pipelines of kinds apart, and go on from the best of those that this names, or from the next."""
+        self._bound_by(kinds, tuning.STEP_LOOKS * self.effort)
+        start, spent = self._start, self.plans.actions <= 0
+        if self.decided:
+            return
+        self._climb()
+        if self._start is not start:
+            self._start = self.plans.improve(*self._start)
+        elif self.effort > 1 and self.leads:
+            self.plans.actions += spent * self.effort * tuning.FLEET_ACTIONS
+            start = self._start if spent or not self._waiting else self._waiting.pop(0)
+            if start[1]:
+                self._start = min(self._start, self.plans.improve(*start), key=lambda each: each[0])
 
     @property
     def _proof_effort(self) -> float:

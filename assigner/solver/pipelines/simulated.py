@@ -13,7 +13,9 @@ from __future__ import annotations
 import itertools
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
 
 from assigner.errors import AssignerError, FormatError
 from assigner.formats.plan import Plan
@@ -25,10 +27,11 @@ from assigner.solver.limits.clock import OutOfTime
 from assigner.solver.limits.tuning import TIE
 from assigner.solver.methods.candidate import DYNAMIC_PROGRAM, LOCAL, PROVEN
 from assigner.solver.methods.local_search import is_better, local_search, pipeline_moves
+from assigner.solver.pipelines.depth_search import step_times
 from assigner.solver.problem.stage_options import exactness
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from assigner.solver.methods.local_search import Intervals
     from assigner.solver.pipelines.ranking import PipelineCandidate
@@ -44,6 +47,8 @@ _Key = tuple[tuple[int, int, tuple[int, ...]], ...]
 """A pipeline: where each stage starts, the group of its worker, what it runs twice."""
 
 _UNKNOWN: Depths = ()
+
+T = TypeVar("T")
 
 
 class PipelinePlans:
@@ -75,20 +80,23 @@ class PipelinePlans:
         self._seen.clear()
 
     def simulate(
-        self, pipeline: Sequence[StageOption], price: float | None = None, *, found_by: str = DYNAMIC_PROGRAM
-    ) -> float:
+        self, pipeline: Sequence[StageOption], price: float | None = None, *, found_by: str = DYNAMIC_PROGRAM,
+        like: Depths = _UNKNOWN,
+    ) -> float:  # fmt: skip
         """Offer a pipeline at the warm-up depths that it has room for; its best value, inf: it cannot run.
 
-        It is compared with the dynamic program's price where that was asked.
+        It is compared with the dynamic program's price where that was asked. Of too many depths to try them all, those
+        nearest to `like` stand for all, if given.
 
         Raises:
             OutOfTime: the time is over; the best of the depths until then has been offered.
         """
         key, clock = pipeline_key(pipeline), self._state.clock
-        if key in self._seen:
-            return self._seen[key][0]
+        known = self._seen.get(key, (math.inf, _UNKNOWN))
+        if key in self._seen and (not like or self._all_depths(pipeline)):
+            return known[0]
         best, chosen = (math.inf, math.inf), _UNKNOWN
-        for depths in self._depths(pipeline):
+        for depths in self._depths(pipeline, like):
             value, step = self.worth(self.plan_of(pipeline, depths))
             as_good = value < best[0] * (1 + TIE) or math.isinf(best[0])
             if value < best[0] * (1 - TIE) or (as_good and step < best[1] * (1 - TIE)):
@@ -96,7 +104,7 @@ class PipelinePlans:
             if chosen and clock.over:
                 self._candidate.offer(best[0], partial(self.plan_of, pipeline, chosen), found_by)
                 raise OutOfTime
-        self._seen[key] = best[0], chosen
+        self._seen[key] = min((best[0], chosen), known, key=lambda each: each[0])
         if not chosen:
             return math.inf
         if price is not None:
@@ -139,15 +147,16 @@ class PipelinePlans:
         choices = falling_count(ranges, self.micro_batches) if self.problem.exact else math.prod(map(len, ranges))
         return choices <= self.most_depths * self._candidate.effort
 
-    def _depths(self, pipeline: Sequence[StageOption]) -> Iterator[tuple[int, ...]]:
+    def _depths(self, pipeline: Sequence[StageOption], like: Depths) -> Iterator[tuple[int, ...]]:
         """Warm-up depths to try: the usual ones first, then all, or, of too many, those of a few policies."""
         ranges = self.ranges(pipeline)
         if not all(ranges):
             return
-        found = fitting(self._policies(pipeline), ranges)
-        if self._all_depths(pipeline):
-            every = falling(ranges, self.micro_batches) if self.problem.exact else itertools.product(*ranges)
-            found = itertools.chain(itertools.islice(found, 1), every)
+        every = self._all_depths(pipeline)
+        found = fitting([like] if like and not every else self._policies(pipeline), ranges)
+        if every:
+            choices = falling(ranges, self.micro_batches) if self.problem.exact else itertools.product(*ranges)
+            found = itertools.chain(itertools.islice(found, 1), choices)
         yield from dict.fromkeys(found)
 
     def ranges(self, pipeline: Sequence[StageOption]) -> list[range]:
@@ -197,11 +206,14 @@ class PipelinePlans:
         if key in self._deepened or not counts or not depths or self.tried_all(pipeline):
             return value
         self._deepened.add(key)
-        ranges = self._reach(pipeline)
+        ranges, least = self._reach(pipeline), value
 
         def price(tried: Point) -> float:
+            nonlocal least
             self._charge(tried[0])
-            return self.worth(self.plan_of(*tried))[0]
+            found = self.worth(self.plan_of(*tried))[0]
+            least = min(least, found)
+            return found
 
         start: Point = tuple(pipeline), depths
         for deep in fitting(self._policies(pipeline), ranges):
@@ -211,13 +223,42 @@ class PipelinePlans:
             if tried != start and is_better(found := price(tried), value):
                 start, value = tried, found
         best, value = local_search(
-            start, value, neighbours=lambda at: self._near(at, ranges), price=price, may_go_on=self._may_go_on
-        )
+            start, value, price=price, may_go_on=self._may_go_on,
+            neighbours=lambda at: self._sifted(self._near(at, ranges), lambda point: point, lambda: least),
+        )  # fmt: skip
         self._seen[key] = value, best[1]
         self._candidate.offer(value, lambda: self.plan_of(*best), LOCAL)
         if value <= self._candidate.best_value and not self._candidate.shares:
             self._deep[len(pipeline)] = best[1]
         return value
+
+    def _sifted(
+        self, found: Iterable[T], point: Callable[[T], Point | None], below: Callable[[], float]
+    ) -> Iterator[T]:
+        """What local search is to look at of all that is found, and in which order; `point` makes a plan of it."""
+        if not self._candidate.sifts:
+            yield from found
+            return
+        found = iter(found)
+        while some := list(itertools.islice(found, tuning.SIFTED_AT_ONCE)):
+            if not self._may_go_on():
+                return
+            points = [(each, at) for each in some if (at := point(each)) is not None]
+            if not points:
+                continue
+            steps = step_times(self._options, self.micro_batches, [at for _, at in points])
+            self._charge(points[0][1][0], -(-len(points) // tuning.SIFTED))
+            for n in np.argsort(steps, kind="stable").tolist():
+                if not is_better(float(steps[n]), below()):
+                    break
+                yield points[n][0]
+
+    def _like(self, count: int) -> Depths:
+        """The best depths known of pipelines of so many stages; where local search sifts, else of one more or less."""
+        for other in (count, count + 1, count - 1) if self._candidate.sifts else (count,):
+            if other in self._deep:
+                return tuple(self._deep[other][n * other // count] for n in range(count))
+        return _UNKNOWN
 
     def _near(self, at: Point, ranges: Sequence[range]) -> Iterator[Point]:
         """Plans of a pipeline to try next: a stage's warm-up made deeper or shallower, and what it recomputes then."""
@@ -280,29 +321,43 @@ class PipelinePlans:
         )
         return whole if len(whole) == len(found) and meets else None
 
-    def improve(self, value: float, pipeline: Sequence[StageOption]) -> None:
-        """Single moves from a pipeline as long as they make it faster."""
+    def improve(self, value: float, pipeline: Sequence[StageOption]) -> tuple[float, Sequence[StageOption]]:
+        """Single moves from a pipeline as long as they make it faster; where they lead, with its value."""
         n, sizes = len(self.problem.order), tuple(map(len, self._table.groups))
         least = min(value, self.deepen(pipeline))
 
+        def made(stages: Intervals) -> Pipeline | None:
+            tried = self.pipeline_of(stages)
+            return None if tried is None else self.as_deep(tried, self._like(len(tried)))
+
+        def point(stages: Intervals) -> Point | None:
+            tried = made(stages)
+            if tried is None:
+                return None
+            depths = self._like(len(tried)) or [self._usual(tried, stage) for stage in range(len(tried))]
+            return next(((tried, deep) for deep in fitting([depths], self.ranges(tried))), None)
+
         def price(stages: Intervals) -> float:
             nonlocal least
-            tried = self.pipeline_of(stages)
-            if tried is not None:
-                tried = self.as_deep(tried, self._deep.get(len(tried), _UNKNOWN))
+            tried = made(stages)
             if tried is None or not is_better(self._candidate.least_of(tried), least):
                 return math.inf
             before = self._priced
-            found = self.simulate(tried, found_by=LOCAL)
+            like = self._like(len(tried)) if self._candidate.sifts else _UNKNOWN
+            found = self.simulate(tried, found_by=LOCAL, like=like)
             self._charge(tried, self._priced - before)
             if is_better(found, least):
                 least = found = min(found, self.deepen(tried))
             return found
 
-        local_search(
+        def moves(at: Intervals) -> Iterator[Intervals]:
+            return self._sifted(pipeline_moves(at, n, sizes, self._options.sets), point, lambda: least)
+
+        best, value = local_search(
             tuple((option.first, option.group) for option in pipeline), least, price=price,
-            may_go_on=self._may_go_on, neighbours=lambda at: pipeline_moves(at, n, sizes, self._options.sets),
+            may_go_on=self._may_go_on, neighbours=moves,
         )  # fmt: skip
+        return value, made(best) or pipeline
 
     def as_deep(self, pipeline: Pipeline, depths: Depths) -> Pipeline:
         """What its stages must recompute at about these depths; itself, where it has another number of stages."""

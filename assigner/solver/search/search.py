@@ -219,11 +219,12 @@ class Search:
     def keeping_time_for_orders(self) -> AbstractContextManager[None]:
         """Until it is left the time ends earlier, where plans with listed orders are looked for behind all others.
 
-        On a graph with branches alone: of others more time raises the bound, and these plans are rarely faster.
+        On a graph with branches by more, unless it is so large that placements are not looked for: of others more time
+        raises the bound, and these plans are rarely faster.
         """
         size = len(self.problem.order) * len(self.problem.workers) ** 2
-        wanted = self.any_order and self.problem.branched and size <= tuning.LISTED_VALUES
-        return self.problem.clock.keeping(tuning.ORDERS_SHARE if wanted else 0.0)
+        share = tuning.ORDERS_SHARE[self.problem.branched and size <= tuning.LISTED_VALUES]
+        return self.problem.clock.keeping(share if self.any_order else 0.0)
 
     def run(self, *, first_plan: bool = False, brief: bool = False) -> None:
         """Search until the gap is proven, the time is over, or the user interrupts.
