@@ -10,8 +10,9 @@ store, forked before it did anything, of which `subprocess.Popen` takes one. PYT
 ranks' interpreter, is `sys.executable` to all programs: `bin/python` there makes theirs forked ones, too.
 
 Not the same is what a real start would show: flags of the interpreter, what the C library reads of the environment, the
-terminal's foreground, which modules are loaded, and that they are taken apart at the end. What is about these starts
-real processes. `profile` measures briefly here: tests look at what a profile has, not at how steady its times are.
+terminal's foreground, which modules are loaded, how often garbage is looked for, and that modules are taken apart at
+the end. What is about these starts real processes. `profile` measures briefly here: tests look at what a profile has,
+not at how steady its times are.
 """
 
 from __future__ import annotations

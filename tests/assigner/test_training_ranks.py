@@ -42,6 +42,7 @@ def test_every_case_is_equal_where_a_rank_idles(forked, tmp_path):
             assert {key.partition(": ")[0] for key in found[case]["one_idle"]} == set(names)
         for case in CASES:
             differences = found[case]["one_idle"]
+            assert differences
             assert (case, {key: each for key, each in differences.items() if not each < EXACT}) == (case, {})
 
 

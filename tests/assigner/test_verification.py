@@ -316,7 +316,6 @@ class Island(nn.Linear):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("model", [Attention, lambda: nn.Sequential(Island(WIDTH, WIDTH), nn.Linear(WIDTH, 1))])
 def test_rounding_mixes_no_rows(model):
     """Gradients that cancel, and those of a type that rounds more, are not the same for parts of a batch."""

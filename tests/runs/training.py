@@ -40,11 +40,16 @@ TWICE = ("clipping", "scaling")
 """Cases that run there too: what is not there has a norm, and nothing that overflows."""
 
 
-def spread(made: Workload) -> Plan:
+def spread(made: Workload, **given: Any) -> Plan:
     """On all three ranks, in another order than theirs."""
     names = [piece.name for piece in graph_of(made).pieces]
     stages = [(2, names[:1]), (0, names[1:2]), (1, names[2:])]
-    return make_plan(made, stages, remat=names[1:2])
+    return make_plan(made, stages, remat=names[1:2], **given)
+
+
+def in_turn(made: Workload) -> Plan:
+    """The same under 1F1B."""
+    return spread(made, schedule="1f1b", micro_batches=3)
 
 
 def one_idle(made: Workload) -> Plan:
@@ -222,7 +227,8 @@ def usual(folder: Path) -> dict[str, Any]:
     """All cases, two of them thinned; where a rank idles, some."""
     found: dict[str, Any] = {}
     for name, case in CASES.items():
-        places = (one_idle,) if name in THINNED else (spread, one_idle) if name in TWICE else (spread,)
+        once = (in_turn,) if name in ("accumulation", "weights", "frozen", "sparse") else (spread,)
+        places = (one_idle,) if name in THINNED else (spread, one_idle) if name in TWICE else once
         found[name] = {place.__name__: THINNED.get(name, case)(place) for place in places}
     found |= {"alike": alike(), "not finite": not_finite(), "by hand": by_hand(), "handle": handle()}
     found["one scaler"] = one_scaler()
