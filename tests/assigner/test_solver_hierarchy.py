@@ -66,6 +66,18 @@ def test_the_bound_is_below_the_optimum_and_the_plan_can_run(seed):
         assert not overfull(prediction)
 
 
+@pytest.mark.parametrize("seed", sweep(range(8), quick=[0, 1]))
+def test_forwards_without_time_leave_the_bound_below_the_optimum(seed):
+    """The slowest server of the forwards may then take 0 seconds, which every worker can do."""
+    profile = draw(seed)
+    still = replace(profile, measurements=tuple(replace(each, forward_s=0.0) for each in profile.measurements))
+    value, _, bound = descend(still)
+    optimum = solve(still, single(gap=0, schedule="gpipe", micro_batches=COUNT)).plan.solver.objective_s
+    assert bound <= optimum * (1 + 1e-9)
+    assert bound >= optimum * 0.9
+    assert value >= optimum * (1 - 1e-6)
+
+
 @pytest.mark.parametrize("seed", sweep(range(8), quick=4))
 def test_where_workers_of_a_kind_are_alike_it_is_exact(seed):
     """Without busy shares and late updates a path of kinds is the plan: bound and plan meet."""

@@ -201,6 +201,12 @@ class PathProgram:
         return LeastTrips(np.minimum.reduceat(seconds[:, order], starts, axis=1), alike, workers)
 
 
+def _needed(seconds: Floats, limit: float) -> Floats:
+    """The weights without which work is not done below a limit, which may be 0: none for no work, else inf."""
+    with np.errstate(divide="ignore", over="ignore"):
+        return np.divide(seconds, limit, out=np.zeros_like(seconds), where=seconds > 0)
+
+
 class _PathRun:
     """One run of a sweep, within two limits."""
 
@@ -216,8 +222,8 @@ class _PathRun:
         self._n = self._cost.shape[1]
         behind = sweep._work.behind
         slack = 1e-9 * sweep._work.total
-        self._low = np.searchsorted(sweep._weight, behind / limit_f - slack)
-        room = sweep._work.total - (behind[0] - behind) / limit_f + slack
+        self._low = np.searchsorted(sweep._weight, _needed(behind, limit_f) - slack)
+        room = sweep._work.total - _needed(behind[0] - behind, limit_f) + slack
         self._high = np.searchsorted(sweep._weight, room, side="right")
         # by position and class of the stage before it, whose worker counts as used already; only what is read is filled
         self._longest = int(self._lengths.max(initial=1))
