@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assigner.errors import UsageError
+from assigner.errors import FormatError, UsageError
 from assigner.solver.problem.options import GOAL, HINTS, SEARCH, SolveOptions
 
 from . import console
@@ -87,9 +87,8 @@ def solve_command(
     from dataclasses import replace
 
     from assigner.formats.document import now
-    from assigner.formats.plan import load_plan, reference, save_plan
+    from assigner.formats.plan import reference, save_plan
     from assigner.formats.profile import load_profile
-    from assigner.solver import completing
     from assigner.version import __version__
 
     if output is None and not as_json:
@@ -107,7 +106,7 @@ def solve_command(
     for line in unlinked(loaded, asked.only):
         console.notice(line)
     if complete is not None:
-        asked = completing(asked, load_plan(complete), loaded)
+        asked = _completing(asked, complete, loaded)
     for line in _left_out(loaded, asked):
         console.notice(line)
     if export_model is not None:
@@ -143,6 +142,18 @@ def _guard(outputs: "list[Path | None]", *, force: bool, reads: "list[Path | Non
     named = [path for path in outputs if path is not None]
     if len(named) > 1 and is_same_file(*named):
         raise UsageError(f"--output and --export-model both name {named[0]}", hint="give each a name of its own")
+
+
+def _completing(options: SolveOptions, path: Path, profile: "Profile") -> SolveOptions:
+    """The options with what the partial plan of a file says; what does not fit names the file."""
+    from assigner.formats.plan import load_plan
+    from assigner.solver import completing
+
+    part = load_plan(path)
+    try:
+        return completing(options, part, profile)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error.message}", hint=error.hint) from error
 
 
 def _export(plan: "Plan", profile: "Profile", options: SolveOptions, path: Path, *, force: bool) -> None:

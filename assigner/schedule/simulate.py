@@ -249,22 +249,28 @@ def overfull(prediction: Prediction) -> tuple[WorkerPrediction, ...]:
     return tuple(worker for worker in prediction.workers if worker.peak_bytes > worker.capacity_bytes)
 
 
-def check_fit(plan: Plan, profile: Profile) -> None:
-    """Raise FormatError unless the plan's workers and partitions are the profile's."""
-    if plan.workload.fingerprint != profile.workload.fingerprint:
+def check_fit(plan: Plan, profile: Profile, *, whole: bool = True) -> None:
+    """Raise FormatError unless the plan's workers and partitions are the profile's.
+
+    A part of a plan (not `whole`) may have some of the partitions, and no fingerprint.
+    """
+    fingerprint = plan.workload.fingerprint
+    if fingerprint != profile.workload.fingerprint and (whole or fingerprint):
         raise FormatError(
             f"the plan is for workload {plan.workload.label}, the profile of {profile.workload.label}",
-            hint="solve again from this profile",
+            hint="solve again from this profile" if whole else "leave its fingerprint out if it is meant all the same",
         )
-    for what, names, known in (
-        ("workers", plan.workers, profile.worker), ("partitions", plan.partitions, profile.partition),
-    ):  # fmt: skip
-        strange = next((name for name in names if name not in known), None)
-        if strange is not None:
-            raise FormatError(
-                f"the plan names {strange!r}, which the profile has not", hint=fmt.meant(strange, [*known], what)
-            )
+    for n, stage in enumerate(plan.stages):
+        for what, names, known in (
+            ("workers", stage.workers, profile.worker), ("partitions", stage.partitions, profile.partition),
+        ):  # fmt: skip
+            strange = next((name for name in names if name not in known), None)
+            if strange is not None:
+                raise FormatError(
+                    f"stages[{n}]: the plan names {strange!r}, which the profile has not",
+                    hint=fmt.meant(strange, [*known], what),
+                )
     missing = set(profile.partition) - set(plan.partitions)
-    if missing:
+    if missing and whole:
         among = " among them" if len(missing) > 1 else ""
         raise FormatError(f"the plan places {fmt.plural(len(missing), 'partition')} nowhere: {min(missing)!r}{among}")

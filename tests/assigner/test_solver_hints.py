@@ -174,8 +174,29 @@ def test_a_partial_plan_must_agree():
     part = make_plan(PROFILE, [(2, ["p1"])])
     with pytest.raises(UsageError, match="p1"):
         completing(single(pins={"p1": "worker:0"}), part, PROFILE)
-    with pytest.raises(UsageError, match="worker:9"):
-        completing(single(), make_plan(PROFILE, [(9, ["p1"])]), PROFILE)
+
+
+@pytest.mark.parametrize(
+    ("stage", "text"),
+    [((9, ["p1"]), r"stages\[1\]: the plan names 'worker:9/cpu'"), ((1, ["q1"]), r"stages\[1\]: the plan names 'q1'")],
+)
+def test_a_partial_plan_names_what_the_profile_has(stage, text):
+    """An unknown worker or partition is a file that does not fit, and no hint of anybody's."""
+    part = make_plan(PROFILE, [(0, ["p0"]), stage])
+    with pytest.raises(FormatError, match=text):
+        completing(single(), part, PROFILE)
+
+
+def test_a_partial_plan_of_another_workload_is_refused():
+    """Where it has a fingerprint, that is the profile's; one that was written by hand may have none."""
+    known = replace(PROFILE, workload=replace(PROFILE.workload, fingerprint="sha256:a"))
+    part = make_plan(known, [(2, ["p1"])])
+    assert completing(single(), part, known).pins == {"p1": "worker:2/cpu"}
+    none = replace(part, workload=replace(part.workload, fingerprint=""))
+    assert completing(single(), none, known).pins == {"p1": "worker:2/cpu"}
+    other = replace(part, workload=replace(part.workload, fingerprint="sha256:b"))
+    with pytest.raises(FormatError, match=r"workload .*sha256:b.*, the profile of .*sha256:a"):
+        completing(single(), other, known)
 
 
 def test_a_forbidden_worker_holds_no_such_partition():

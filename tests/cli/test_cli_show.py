@@ -200,7 +200,7 @@ def test_a_plan_with_a_strange_worker_has_no_figures(assigner, folder, profile, 
     document["stages"][1]["worker"] = "worker:7/cuda:3"
     (folder / "strange.json").write_text(json.dumps(document))
     out = assigner("show", "strange.json").stdout
-    assert "does not fit profile.json, which it was solved from: the plan names 'worker:7/cuda:3'" in out
+    assert "does not fit profile.json, which it was solved from: stages[1]: the plan names 'worker:7/cuda:3'" in out
     assert "predicted:" not in out
     assert "worker:1/cpu, the plan's stages do not" in out
 

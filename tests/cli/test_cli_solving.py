@@ -60,6 +60,18 @@ def test_a_partial_plan_is_completed(assigner, folder):
     assert set(whole.partitions) == set(plan.partitions)
 
 
+def test_a_partial_plan_that_does_not_fit_is_named(assigner, folder, equal):
+    """With its file and stage, and no search begins."""
+    save_plan(equal, folder / "part.json")
+    part = json.loads((folder / "part.json").read_text())
+    part["stages"][0]["partitions"][0] = "nobody"
+    (folder / "part.json").write_text(json.dumps(part))
+    result = assigner("solve", "profile.json", "-o", "new.json", "--complete", "part.json")
+    assert result.exit_code == 5
+    assert "part.json: stages[0]: the plan names 'nobody', which the profile has not" in result.stderr
+    assert not (folder / "new.json").exists()
+
+
 @pytest.mark.long
 def test_settings_come_from_a_file_below_environment_and_flags(assigner, folder, monkeypatch):
     """The [solve] table sets what neither a flag nor the environment does."""

@@ -75,22 +75,18 @@ def completing(options: SolveOptions, plan: Plan, profile: Profile) -> SolveOpti
     """The options with what a partial plan says of its partitions: their worker, and whether they run twice.
 
     Raises:
-        UsageError: the plan contradicts a pin or a rematerialisation asked for, names a worker that is not there, or
-            has a stage on several workers.
+        FormatError: the plan is of another workload, or names what the profile has not.
+        UsageError: it contradicts a pin or a rematerialisation asked for, or has a stage on several workers.
     """
     from assigner.formats.plan import refuse_replicas
+    from assigner.schedule.simulate import check_fit
 
+    check_fit(plan, profile, whole=False)
     refuse_replicas(plan, "--complete, which pins each partition to one worker")
     pins, rules = dict(options.pins), dict(options.rematerialise)
     for stage in plan.stages:
-        worker = profile.worker.get(stage.worker)
-        if worker is None:
-            raise UsageError(
-                f"the plan to complete names {stage.worker}, which the profile has not",
-                hint=fmt.meant(stage.worker, [*profile.worker], "workers"),
-            )
         for name in stage.partitions:
-            if name in pins and not profile.matches(pins[name], worker):
+            if name in pins and not profile.matches(pins[name], profile.worker[stage.worker]):
                 raise UsageError(f"pin: {name}={pins[name]}, and the plan to complete has it on {stage.worker}")
             pins[name] = stage.worker
             rule: RematRule = "always" if name in stage.rematerialise else "never"
