@@ -87,7 +87,8 @@ def _covered(found: Robustness) -> str:
     measurements = f"{told.measurements_spread:,} of {fmt.plural(told.measurements, 'measurement')}"
     if not told.points:
         return f"{measurements} carry a spread"
-    return f"{measurements} and {told.points_spread:,} of {fmt.plural(told.points, 'link point')} carry a spread"
+    points = f"{told.points_spread:,} of {fmt.plural(told.points, 'point')} of links and collectives"
+    return f"{measurements} and {points} carry a spread"
 
 
 def draws_text(done: int, asked: int, *, elapsed_s: float, time_limit: float) -> str:

@@ -75,8 +75,8 @@ def test_what_the_figures_rest_on_is_said():
     """How many measurements carry a spread, and that the best plans are not proven."""
     found = lines(robustness_report(replace(FOUND, regrets=(0.0,) * 21)))
     assert (
-        "48 of 48 measurements and 13 of 14 link points carry a spread; the best plan of a draw is the best one found,"
-        " without a proof"
+        "48 of 48 measurements and 13 of 14 points of links and collectives carry a spread; the best plan of a draw is"
+        " the best one found, without a proof"
     ) in found
     assert not any("time" in text for text in found)
     alone = lines(robustness_report(replace(FOUND, coverage=Coverage(3, 1, 0, 0))))
@@ -95,7 +95,9 @@ def test_without_spreads_nothing_is_claimed():
     """No table and no share: one line says that nothing is known."""
     (line,) = robustness_report(replace(FOUND, coverage=Coverage(48, 0, 14, 0)))
     assert line.tone == "warning"
-    assert line.text.startswith("robustness: 0 of 48 measurements and 0 of 14 link points carry a spread")
+    assert line.text.startswith(
+        "robustness: 0 of 48 measurements and 0 of 14 points of links and collectives carry a spread"
+    )
 
 
 def test_other_objectives_are_named():

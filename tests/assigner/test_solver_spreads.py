@@ -80,6 +80,8 @@ def test_collectives_move_by_their_own_spreads():
     (drawn,) = resampled(profile, 3).collectives
     assert drawn.points[0].seconds != 1.0
     assert resampled(profile, 3).collectives == (drawn,)
+    assert Coverage.of(profile) == Coverage(8, 0, 8, 1)
+    assert Coverage.of(profile).varies
 
 
 def test_what_ran_out_of_memory_is_left_alone():

@@ -35,7 +35,7 @@ class Coverage:
     Args:
         measurements: Of partitions, those that ran out of memory left out.
         measurements_spread: Those of them with a spread above zero.
-        points: Of all links' sweeps.
+        points: Of the sweeps of all links and collectives.
         points_spread: Those of them with a spread above zero.
     """
 
@@ -53,7 +53,8 @@ class Coverage:
     def of(cls, profile: Profile) -> Coverage:
         """Count a profile's spreads."""
         timed = [each.spread for each in profile.measurements if each.infeasible is None]
-        points = [point.spread for link in profile.links for point in link.points]
+        swept = [each.points for each in profile.links] + [each.points for each in profile.collectives]
+        points = [point.spread for sweep in swept for point in sweep]
         return cls(len(timed), sum(s > 0 for s in timed), len(points), sum(s > 0 for s in points))
 
 
