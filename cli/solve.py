@@ -89,6 +89,7 @@ def solve_command(
     from assigner.formats.document import now
     from assigner.formats.plan import reference, save_plan
     from assigner.formats.profile import load_profile
+    from assigner.schedule.simulate import check_step
     from assigner.version import __version__
 
     if output is None and not as_json:
@@ -124,6 +125,7 @@ def solve_command(
     solution, robustness = _solved(loaded, asked, baseline=baseline, robust=robust, what_if=what_if)
     signed = replace(solution.plan, created_at=now(), tool_version=__version__, profile=origin)
     solution = replace(solution, plan=signed)
+    check_step(solution.plan, loaded)
     if output is not None:
         save_plan(solution.plan, output, force=force)
     _show(solution, loaded, robustness, as_json=as_json)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from assigner.schedule.queues import Queue, Timed
 
 __all__ = [
-    "Event", "Timeline", "check_fit", "overfull", "predict", "prediction_of", "priced", "run_program", "simulated",
-    "stages_memory", "step_s", "summary", "worker_memory",
+    "Event", "Timeline", "check_fit", "check_step", "overfull", "predict", "prediction_of", "priced", "run_program",
+    "simulated", "stages_memory", "step_s", "summary", "worker_memory",
 ]  # fmt: skip
 
 
@@ -274,3 +274,22 @@ def check_fit(plan: Plan, profile: Profile, *, whole: bool = True) -> None:
     if missing and whole:
         among = " among them" if len(missing) > 1 else ""
         raise FormatError(f"the plan places {fmt.plural(len(missing), 'partition')} nowhere: {min(missing)!r}{among}")
+
+
+def check_step(plan: Plan, profile: Profile) -> None:
+    """Raise FormatError where a predicted step takes no time and measured times, continued, have fallen to 0 for it."""
+    if plan.predicted is None or plan.predicted.step_s > 0:
+        return
+    cost, size = CostModel(profile), plan.micro_batch_size
+    for name, worker in ((name, worker) for each in plan.stages for name in each.partitions for worker in each.workers):
+        took = {
+            point.micro_batch: point.forward_s + point.backward_s
+            for point in cost.measurements(name, worker) if point.infeasible is None
+        }  # fmt: skip
+        if size not in took and any(took.values()):
+            raise FormatError(
+                f"a step of this plan would take no time: what {name!r} takes on {worker} falls to 0 or below, on the"
+                f" line through its measured times, at a micro-batch of {size}",
+                hint=f"assigner profile --micro-batches with {size} among them; or solve --micro-batches N for a number"
+                " that cuts the batch into sizes that were measured",
+            )

@@ -11,10 +11,10 @@ from brute_force import random_instance
 from builders import make_plan, make_profile, worker_name
 
 from assigner.errors import FormatError
-from assigner.formats.profile import Link, LinkPoint, Tie
+from assigner.formats.profile import Link, LinkPoint, Profile, Tie
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import Action, ActionKind, build_program
-from assigner.schedule.simulate import overfull, predict, run_program, step_s
+from assigner.schedule.simulate import check_step, overfull, predict, priced, run_program, step_s
 
 UPDATE = 1e-4
 
@@ -293,3 +293,23 @@ def test_a_missing_link_is_named() -> None:
     profile = replace(profile, links=(Link(worker_name(0), worker_name(1), (LinkPoint(1, 1),)),))
     with pytest.raises(FormatError, match=r"from worker:1/cpu to worker:0/cpu"):
         predict(make_plan(profile, [(0, ["p0"]), (1, ["p1"])]), profile)
+
+
+def test_a_step_without_time_names_the_line_that_falls():
+    """Micro-batches of 1 and 2 were measured, and the line reaches 0 before 8; zeros that were measured are none."""
+    profile = make_profile(work=[1e-3], slowness=[1.0])
+    first = profile.measurements[0]
+
+    def measured(*seconds: float) -> Profile:
+        return replace(profile, measurements=tuple(
+            replace(first, micro_batch=size, forward_s=each, backward_s=each, update_s=0.0)
+            for size, each in enumerate(seconds, 1)
+        ))  # fmt: skip
+
+    plan = make_plan(profile, [(0, ["p0"])], micro_batches=1)
+    falling, still = measured(2e-3, 1e-3), measured(0.0, 0.0)
+    with pytest.raises(FormatError, match=r"'p0' takes on worker:0/cpu falls to 0 .* at a micro-batch of 8") as caught:
+        check_step(priced(plan, falling), falling)
+    assert "with 8 among them" in caught.value.hint
+    check_step(priced(plan, still), still)
+    check_step(priced(plan, measured(1e-3, 2e-3)), falling)
