@@ -227,7 +227,7 @@ class Partition:
         pin: The worker, kind or host that it must be on.
         colocate: Partitions with the same label share a worker.
         apart: No two partitions with the same label share a worker.
-        rematerialise: "never" or "always"; None: as the solver likes.
+        rematerialise: "never" or "always", which counts before `--remat`; None: as the solver likes.
         one_worker: Why several workers cannot share it, in words; None: they can, as far as is known.
     """
 
