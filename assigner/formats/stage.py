@@ -45,7 +45,7 @@ class Stage:
         partitions: Names, in the order in which they run.
         rematerialise: Those of them that keep their inputs only and run forward again before backward.
         in_flight: Warm-up depth: how many micro-batches are kept at once, by all of the stage's workers together; None:
-            the schedule's default.
+            the schedule's default. `1f1b` alone goes by it; `listed` refuses it.
         threads: Compute threads of the worker when it was measured; the runtime sets them. None: left as they are.
         replicas: The stage's workers, where it has two or more; left out where it has one. Format 2.
     """
