@@ -8,7 +8,7 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.formats.orders import INPUT
-from assigner.machine.heap import keep_freed_memory
+from assigner.machine.launchedrank import launched
 from assigner.runtime.batch.callcomparison import CallComparison
 from assigner.runtime.batch.microbatch import Cutting, MicroBatch
 from assigner.runtime.batch.needs import Needs, given_pair
@@ -19,7 +19,7 @@ from assigner.runtime.forward.state import PartitionState, WrittenTensors
 from assigner.runtime.passes import BatchPasses
 from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 from assigner.runtime.ranks.process import settle_vector_maths
-from assigner.runtime.recording.memory import heap_room
+from assigner.runtime.recording.memory import settle_heap
 from assigner.runtime.stages.gathering import Gathering
 from assigner.runtime.stages.localpartitions import LocalPartitions, UnreadState
 from assigner.runtime.stages.replicas import ReplicaWatch, replicated
@@ -75,10 +75,11 @@ class Installation:
         unread: UnreadState,
     ) -> None:
         settle_vector_maths()
-        needed, room = plan.predicted_workers.get(member.worker or ""), None
+        room = None
         if member.device.type == "cpu":
-            keep_freed_memory()
-            room = None if needed is None else heap_room(needed.peak_bytes, needed.capacity_bytes)
+            needed, place = plan.predicted_workers.get(member.worker or ""), launched()
+            known = (0.0, 0.0) if needed is None else (needed.peak_bytes, needed.capacity_bytes)
+            room = settle_heap(*known, sharing=(place and place.local_ranks) or 1)
         if any(step.letter == INPUT for steps in plan.listed.values() for step in steps):
             count_retained()
         self.graph = graph

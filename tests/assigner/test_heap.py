@@ -10,20 +10,18 @@ import sys
 import pytest
 
 ROUNDS = """
+import contextlib
 import resource
 import sys
 import numpy as np
-from assigner.machine.heap import keep_freed_memory
-from assigner.runtime.recording.memory import heap_room
+from assigner.runtime.recording.memory import settle_heap
 
-keep_freed_memory()
-room = heap_room(*map(float, sys.argv[1:])) if sys.argv[1:] else None
+room = settle_heap(*map(float, sys.argv[1:] or (0, 0)))
 for _ in range(3):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    held = [np.ones(1 << 17) for _ in range(100)]
+    with room or contextlib.nullcontext():
+        held = [np.ones(1 << 17) for _ in range(100)]
     del held
-    if room is not None:
-        room.make()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
@@ -37,6 +35,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
         ({}, (150 << 20, 263 << 20), False),
         ({}, (150 << 20, 230 << 20), False),
         ({}, (150 << 20, 190 << 20), True),
+        ({}, (1000 << 20, 1149 << 20), True),
     ],
 )
 def test_freed_memory_is_kept_where_there_is_room_unless_the_user_says_otherwise(
@@ -44,7 +43,7 @@ def test_freed_memory_is_kept_where_there_is_room_unless_the_user_says_otherwise
 ) -> None:
     """100 MiB that are freed and taken again: their 25,600 pages are the same ones, or the system's.
 
-    They are kept where as much once more has room beside them.
+    They are kept where as much once more has room beside them, and not where next to nothing has.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(

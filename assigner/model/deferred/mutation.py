@@ -223,7 +223,7 @@ class GradientUses(TorchFunctionMode):
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
     """Whether backwards leave gradients in a tensor without being asked to."""
-    return tensor.requires_grad and tensor.grad_fn is None
+    return tensor.requires_grad and tensor.is_leaf
 
 
 def _is_torchs(frame: FrameType) -> bool:

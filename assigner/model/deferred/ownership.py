@@ -136,7 +136,7 @@ def coded_classes(kind: type) -> tuple[type, ...]:
     All where one of them is the user's, as below the class that torch makes for a parametrization. Or the one with a
     forward that torch.fx has made of a graph, which calls what the user has given it, or that the user has put there.
     """
-    if users_classes(kind):
+    if users_classes(kind) or not kind.__module__.startswith("torch."):
         return kind.__mro__[:-1]
     holder = next((each for each in kind.__mro__ if "forward" in vars(each)), object)
     forward = vars(holder).get("forward")

@@ -114,7 +114,7 @@ class Functional:
         """The placeholders of the model's inputs that the forward writes to."""
         members = ((node.name, each) for node, each in self._members.items() if node.op == "placeholder")
         given = (pair for pair in members if self.kinds[pair[0]][0] is InputKind.USER_INPUT)
-        return frozenset(name for name, each in given if each.family.version)
+        return frozenset(name for name, each in given if each.family.version or each.family.lost is not None)
 
     def _read(self, node: fx.Node) -> Any:
         """The new node that shows an old one's value as it is now."""

@@ -494,7 +494,7 @@ def _held_by(hook: Callable[..., Any]) -> str:
     """What a hook holds that is no plain value; empty: nothing."""
     if isinstance(hook, types.MethodType):
         return f"a {type(hook.__self__).__name__}"
-    values = _values_of(hook)
+    values = values_of(hook)
     plain = (bool, int, float, str, type(None), types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
     strange = [leaf for leaf in pytree.tree_leaves(values) if not isinstance(leaf, plain)]
     mutable = [each for each in values if isinstance(each, list | dict | set)]
@@ -502,7 +502,7 @@ def _held_by(hook: Callable[..., Any]) -> str:
     return f"a {type(found[0]).__name__}" if found else ""
 
 
-def _values_of(function: Any) -> list[Any]:
+def values_of(function: Any) -> list[Any]:
     """What a function has beside the arguments of a call."""
     inner = getattr(function, "func", function)
     values = [*getattr(function, "args", ()), *getattr(function, "keywords", {}).values()]
@@ -518,7 +518,7 @@ def in_words(function: Any, *around: Any) -> str:
     """
     if not isinstance(function, types.FunctionType | partial) or function in around:
         return repr(function)
-    inner, values = getattr(function, "func", function), _values_of(function)
+    inner, values = getattr(function, "func", function), values_of(function)
     return f"{getattr(inner, '__code__', inner)} {[in_words(each, function, *around) for each in values]}"
 
 

@@ -91,8 +91,8 @@ def _give_hooks(module: nn.Module, other: nn.Module, copies: OwnCopies) -> None:
         if isinstance(held, dict) and isinstance(own, dict) and len(own) != len(held):
             own.clear()
             own.update(copy.deepcopy(held, copies))
-        elif own is None:
-            vars(other)[name] = held
+        elif own is None and held is not None:
+            vars(other)[name] = copy.deepcopy(held, copies)
 
 
 def copied_values(

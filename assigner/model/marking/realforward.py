@@ -324,8 +324,9 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def kept_draws() -> Iterator[None]:
-    """Leave the generators that code shares as they were: Python's, NumPy's, and torch's of the CPU."""
-    with kept_python(), torch.random.fork_rng(devices=[]):
+    """Leave the generators that code shares as they were: Python's, NumPy's, and torch's of the CPU and this GPU."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with kept_python(), torch.random.fork_rng(devices=devices):
         yield
 
 

@@ -21,8 +21,8 @@ from assigner.errors import MarkingError
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import ABSENT, StateChange, put
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.deferred.reach import reach
-from assigner.model.marking.interception import in_words, is_hook
+from assigner.model.deferred.reach import Names, reach
+from assigner.model.marking.interception import in_words, is_hook, values_of
 from assigner.model.marking.leftovers import Notes, attribute_of
 from assigner.model.marking.nodes import opaque_call, shape_alone, written_by
 from assigner.model.marking.opaque import is_call
@@ -129,7 +129,12 @@ def check_repeated(
     del opaque.calls[calls:]
     further = [each for each in odd if caught.reads.has(attribute_of(each))]
     noted = [each for each in odd if not caught.reads.has(attribute_of(each))]
-    if same and not further and not _reads_replaced(first) and not _reached([*settled, *noted], opaque):
+    if (
+        same
+        and not further
+        and not _reads_replaced(first)
+        and not (_reached([*settled, *noted], opaque) or _hooked(first, caught))
+    ):
         return
     found = [*(each.name for each in (*further, *changes)), *made]
     called = {call.module for call in opaque.calls}
@@ -192,6 +197,20 @@ def _reached(changes: Sequence[StateChange], opaque: OpaqueCalls) -> bool:
     functions = {call.label: call.function for call in opaque.calls if call.function is not None}
     inside = [each for modules in opaque.isolation.inside.values() for each in modules]
     return bool(holders) and any(id(each) in holders for _, each in reach(functions, inside))
+
+
+def _hooked(left: Remains, caught: Interceptions) -> bool:
+    """True if a hook can read what the forward changes: it runs in a backward, where no graph has changed anything."""
+    values = enumerate(value for hook in caught.hooks.values() for value in values_of(hook))
+    changed = {(id(each.holder), each.key) for each in left.others}
+    holders = {holder for holder, _ in changed}
+    for _, value in reach({f"hook {n}": each for n, each in values}, top="read") if changed else ():
+        if isinstance(value, Names):
+            if any((id(value.space), name) in changed for name in value.names):
+                return True
+        elif id(value) in holders:
+            return True
+    return False
 
 
 def _in_words(program: ExportedProgram, caught: Interceptions) -> list[str]:

@@ -273,9 +273,9 @@ def _in_lists(arguments: list[Any]) -> list[Any]:
 
 
 def _share_containers(inputs: Any, targets: Any) -> bool:
-    """Whether a list or dict is among the inputs and the targets, too."""
-    known = {id(each) for each in containers((targets,))}
-    return bool(known) and any(id(each) in known for each in containers((inputs,)))
+    """Whether a list or dict is among the inputs and the targets, too, or twice among the inputs."""
+    found = [id(each) for each in containers((inputs,))]
+    return len({*found}) < len(found) or not {*found}.isdisjoint(id(each) for each in containers((targets,)))
 
 
 def _micro_batch(inputs: Any, targets: Any, weight: float, rows: int, amount: float, *, shared: bool) -> MicroBatch:

@@ -75,7 +75,7 @@ class Needs:
     @cached_property
     def _example(self) -> Batch | None:
         try:
-            with kept_generators(torch.device("cpu"), draws=True):  # the script has not asked for this batch
+            with kept_generators(self._member.device, draws=True):  # the script has not asked for this batch
                 return self._workload.make_batch(EXAMPLE_ROWS, self._workload.seed)
         except UsageError:  # a script that brings its own batches needs no maker
             return None

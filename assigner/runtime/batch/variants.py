@@ -145,12 +145,13 @@ class Variants:
                 with _of_one_row(cut.rows, micro_batches):
                     last, variant = key, self._variant(key, cut.inputs, training=training)
                 variant.graph.check_flags(self._trained)
-                writes = variant.graph.writes
                 if not variant.is_planned:
                     variant.graph.check_read()
-            if writes.tensors or writes.containers:
-                _check_written(writes, cut)
             found.setdefault(variant, []).append(place)
+        for variant, places in found.items():
+            if variant.graph.writes.tensors or variant.graph.writes.containers:
+                for place in places:
+                    _check_written(variant.graph.writes, micro_batches[place], micro_batches)
         return [
             VariantGroup(variant, tuple(places), tuple(micro_batches[place] for place in places))
             for variant, places in found.items()
@@ -236,19 +237,21 @@ class Variants:
         return graph.rebuild(planned.graph, planned.modules, self.member.device, lending, unread)
 
 
-def _check_written(writes: InputWrites, cut: MicroBatch) -> None:
-    """What the forward changes of its inputs is nothing else: partitions work on copies, which nobody else sees."""
+def _check_written(writes: InputWrites, cut: MicroBatch, batch: Sequence[MicroBatch]) -> None:
+    """What the forward changes of a micro-batch's inputs is nothing else in the batch: partitions work on copies."""
     if writes.containers and cut.shared:
         raise UsageError(
-            "the model's forward changes a list or dict of its inputs that is among the targets, too: the loss would"
-            " find that as it was",
+            "the model's forward changes a list or dict of its inputs that is among the targets, or twice among the"
+            " inputs: the other one would be as it was",
             hint="return what the loss is to find there; or give it a copy, as dict(batch), if it is to find what was"
             " there",
         )
-    targets = pytree.tree_leaves(cut.targets) if writes.tensors else []
+    if not writes.tensors:
+        return
+    others = [leaf for each in batch for leaf in pytree.tree_leaves(each.targets)]
+    others += [leaf for each in batch if each is not cut for leaf in each.inputs]
     for n in sorted(writes.tensors):
-        memory, others = _memory(cut.inputs[n]), [*targets, *cut.inputs[:n], *cut.inputs[n + 1 :]]
-        if any(_meet(memory, _memory(each)) for each in others):
+        if any(_share(cut.inputs[n], each) for each in (*others, *cut.inputs[:n], *cut.inputs[n + 1 :])):
             raise UsageError(
                 f"the model's forward writes in place to an input, {described(cut.inputs[n])}, in whose memory a target"
                 " or another input lies, too: that would be as it was",
@@ -259,14 +262,28 @@ def _check_written(writes: InputWrites, cut: MicroBatch) -> None:
 
 def _memory(leaf: Any) -> range:
     """The addresses from a tensor's first element to its last one; empty: it has none."""
-    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or not leaf.numel():
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.is_meta or not leaf.numel():
         return range(0)
     last = sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
     return range(leaf.data_ptr(), leaf.data_ptr() + (last + 1) * leaf.element_size())
 
 
-def _meet(one: range, other: range) -> bool:
-    return max(one.start, other.start) < min(one.stop, other.stop)
+def _share(one: Any, other: Any) -> bool:
+    """Whether an element of one tensor lies where one of another does."""
+    mine, theirs = _memory(one), _memory(other)
+    if max(mine.start, theirs.start) >= min(mine.stop, theirs.stop) or one.device != other.device:
+        return False
+    size, first = one.element_size(), min(mine.start, theirs.start)
+    if size != other.element_size() or (mine.start - theirs.start) % size:
+        return True
+    taken = torch.zeros((max(mine.stop, theirs.stop) - first) // size, dtype=torch.bool, device="cpu")
+
+    def places(tensor: torch.Tensor, start: int) -> torch.Tensor:
+        shape = [1 if not stride else length for length, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+        return taken.as_strided(shape, tensor.stride(), (start - first) // size)
+
+    places(one, mine.start).fill_(True)
+    return bool(places(other, theirs.start).any())
 
 
 def header_route(route: Route) -> Route:

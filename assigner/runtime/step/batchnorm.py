@@ -329,7 +329,9 @@ class DeferredNorm:
             return self._counted(args, kwargs)
         except Exception as error:
             if type(error).__module__ != checkpoint.__name__:  # by which a recompute ends once it has all that it needs
-                self._error, self.calls[self.called - 1].now.count = error, 0
+                self._error = error
+                if self.called:
+                    self.calls[self.called - 1].now.count = 0
             raise
 
     def _counted(self, args: Any, kwargs: Any) -> Any:
@@ -350,8 +352,9 @@ class DeferredNorm:
         self._keep_momentum(call)
         twin, figures = call.twin, call.now
         if not self.is_own:
+            output = type(twin).forward(twin, *args, **kwargs)
             figures.count = _values(args[0] if args else kwargs["input"])
-            return type(twin).forward(twin, *args, **kwargs)
+            return output
         runs = self._tried_out if self._tried in (None, self.micro_batch) and not figures.count else self._as_the_module
         return runs(twin, figures, args, kwargs)
 

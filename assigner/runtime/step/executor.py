@@ -242,6 +242,8 @@ class Executor:
             around: What is around it, as hooks of the script; None: nothing.
         """
         self.member.at = "the optimizer's update"
+        if self.room is not None:
+            self.room.make()
         action = Action(ActionKind.UPDATE, -1, -1)
         span = None if self.recorder is None else self.recorder.begin(action)
         if optimizer is not None or around is not None:
@@ -341,7 +343,8 @@ class Executor:
         step.outbox.clear()
         step.islands[action.stage, action.micro_batch] = islands = self._islands_of(action, held, place)
         for each in islands:
-            self._forward(each, action.micro_batch, place)
+            with self.room or NOTHING:
+                self._forward(each, action.micro_batch, place)
 
     def _inputs(self, island: Island, micro_batch: int) -> tuple[list[torch.Tensor], list[Any]]:
         step = self.step
@@ -355,8 +358,6 @@ class Executor:
     def _forward(self, island: Island, micro_batch: int, place: ForwardPlace) -> None:
         """One island's; what others read of what it makes is kept for them, and for messages."""
         step = self.step
-        if self.room is not None:
-            self.room.make()
         is_cut = place.micro_batch > 0 or len(step.micro_batches) > 1
         is_single_row = is_cut and step.micro_batches[micro_batch].rows == 1
         self.member.at = _Place("forward", island.runner, place.micro_batch, is_single_row)
@@ -399,7 +400,8 @@ class Executor:
         reducing = (action.kind, *key) in self._part.reducing
         for each in reversed(islands):
             self._behind = {name: (action.stage, behind) for name, behind in pairwise(each.names)} if reducing else {}
-            self._backward(action, each)
+            with self.room or NOTHING:
+                self._backward(action, each)
             self._behind = {}
             if reducing and each is not islands[0]:
                 # what is left has to wait for no backward, and lets messages go first
@@ -422,8 +424,6 @@ class Executor:
         """A backward through an island, or a part of one's."""
         micro_batch, place = action.micro_batch, self._place(action.micro_batch)
         runner, step = island.runner, self.step
-        if self.room is not None:
-            self.room.make()
         self.member.at = _Place(_BACKWARDS[action.kind], runner, place.micro_batch)
         ends = self.graph.last.name in island.names
         held = self.loss.held(place.micro_batch) if ends else ()  # by its place in the batch

@@ -117,8 +117,10 @@ class StepLoss:
     @functools.cached_property
     def _looks(self) -> bool:
         """Whether the loss's code may ask for a tensor's gradient, or for its node in a graph."""
+        if not self._is_users:
+            return False
         words = vocabulary_of((), others=[self._workload.loss])
-        return self._is_users and (words.has("grad") or words.has("grad_fn"))
+        return words.has("grad") or words.has("grad_fn")
 
     def begin(
         self,
@@ -364,8 +366,9 @@ class StepLoss:
         """It takes gradients, and must be called last to first; and it keeps something, and must be called in order."""
         name = self._graph.last.name
         return UsageError(
-            "Workload.loss takes gradients of what the model returns by what it returns, and keeps something from"
-            f" call to call (a count, a list, a generator), while partition {name!r} is rematerialised",
+            "Workload.loss takes gradients of what the model returns by what it returns, or looks at their graph, and"
+            " keeps something from call to call (a count, a list, a generator), while partition"
+            f" {name!r} is rematerialised",
             hint=f"assigner.partition(..., rematerialise='never') for {name!r}; or one micro-batch",
         )
 

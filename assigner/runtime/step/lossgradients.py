@@ -205,12 +205,19 @@ class LossGraph:
             with uses if self._looks else contextlib.nullcontext():
                 value = loss(output, targets)
             self._check_hooks([value])
+        except Exception:
+            self._raise_problem(uses)
+            raise
         finally:
             autograd._engine_run_backward = original
-            self._check_uses(uses)
-            if self._problem is not None:
-                raise self._problem
+        self._raise_problem(uses)
         return value
+
+    def _raise_problem(self, uses: GradientUses) -> None:
+        """Raise what the loss has asked for and cannot have, whatever it has made of that."""
+        self._check_uses(uses)
+        if self._problem is not None:
+            raise self._problem
 
     def _check_uses(self, uses: GradientUses) -> None:
         """See whether the loss has asked a tensor that stands for another one for what that one alone has."""

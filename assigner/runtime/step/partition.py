@@ -10,8 +10,8 @@ A backward may come in two parts (splitbackward.py). A recompute belongs to the 
 What the first passes of a partition show, so that later ones cost less:
 
     what                          shown by                          from then on
-    state.was_watched             the first forward, each of its    forwards run unwatched; counts of changes tell what
-                                  operations looked at              they write beside what is known
+    state.was_watched             the first forward, each of its    forwards run unwatched, but where code names .grad;
+                                  operations looked at              counts of changes tell what they write beside that
     state.writes, state._loose    any forward that writes more:     parameters and buffers, and other attributes, that
                                   `end` returns it as late          are copied where a graph or a recompute needs them
     state._silent less ._plain    its modules; the first forward    buffers that BatchNorm may move uncounted: copied
@@ -126,7 +126,8 @@ class PartitionRunner:
             for each in self.module.modules()
         )
         # of what it keeps, in any forward; a compiled one would not run compiled while that is seen
-        self._uses_gradients = has_code and self.run is None and self.graph.deferred.vocabulary.has("grad")
+        words = self.graph.deferred.vocabulary
+        self._uses_gradients = has_code and self.run is None and words.names is not None and words.has("grad")
         # even an empty context is a tenth of a small partition's time
         self._is_bare = self.piece.autocast is None and not (self._seeds_no_dropout or self._uses_gradients)
         self.is_users = self.finish is not None or has_code
@@ -428,9 +429,12 @@ class PartitionRunner:
         try:
             with no_dropout, casting(self.piece.autocast, self.device.type), asked or NOTHING:
                 outputs: tuple[torch.Tensor, ...] = self._call(*reads, *sizes)
-        finally:  # a forward that finds no gradient may fail
+        except Exception:  # a forward that finds no gradient may fail
             if asked is not None:
                 self._check_gradients(asked, place, reads)
+            raise
+        if asked is not None:
+            self._check_gradients(asked, place, reads)
         return outputs
 
     def finished(

@@ -89,7 +89,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
             super().__setattr__(name, value)
             return
         if name == "param_groups":
-            made.groups.numbers(value)
+            made.groups.numbers([*value])
         is_torchs = name in _READ or name.startswith("_") or hasattr(type(made.local), name)
         is_read = is_torchs or not is_known(made.local) or any(made.hooks)
         self.__note(f"optimizer.{name} = {repr(value) if is_read and is_plain(value) else '...'}")
