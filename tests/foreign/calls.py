@@ -559,3 +559,21 @@ class Top(Net):
 
     def forward(self, x):
         return self.last(self.second(self.first(x), x.size()))
+
+
+class Notes(nn.Linear):
+    def forward(self, state):
+        state["h"] = super().forward(state["feats"][-1])
+        return state["h"]
+
+
+@case("a list in a dict to which a marked module adds a key stays the root's own list", *MARKS)
+class OwnList(Net):
+    def make(self):
+        return Notes(WIDTH, WIDTH)
+
+    def middle(self, h):
+        feats = [h]
+        state = {"feats": feats}
+        feats.append(torch.sin(self.second(state)))
+        return state["feats"][-1] + h

@@ -422,3 +422,21 @@ class FlippingMode(Net):
 
     def forward(self, x):
         return super().forward(x) * (2.0 if self.first.training else 1.0)
+
+
+SCALE = {"factor": 1.0}
+
+
+@case("a hook between partitions reads a dict of its file that the root sets behind it", *MARKS,
+      refusal="outside its partitions")  # fmt: skip
+class HookOnName(Net):
+    def __init__(self):
+        super().__init__()
+        SCALE["factor"] = 1.0
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        if h.requires_grad:
+            h.register_hook(lambda gradient: gradient * SCALE["factor"])
+        SCALE["factor"] = 0.5
+        return self.last(torch.tanh(self.second(h)))

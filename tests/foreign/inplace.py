@@ -450,3 +450,64 @@ case(
     refusal="writes in place to an input",
 )(WritesOne)
 case("two inputs side by side in one memory, the root writes to the one", *MARKS, batch=side_by_side)(WritesOne)
+
+
+def columns(rows: int, generator: torch.Generator) -> Any:
+    """Inputs and target side by side in one table: their addresses meet, and no element is in both."""
+    table = torch.randn(rows, WIDTH + 1, generator=generator, dtype=torch.float64)
+    return table[:, :WIDTH], table[:, WIDTH:]
+
+
+@case("columns of a table as input and target, the root writes to the one", *MARKS, batch=columns)
+class WritesColumn(Plain):
+    def forward(self, x):
+        x[:, 0] *= 0.5
+        return super().forward(x)
+
+
+@case(
+    "one tensor as input and target, which the root divides through a view that a module returns",
+    *MARKS,
+    batch=one,
+    loss=lambda made, x: F.mse_loss(made, x.mean(1, keepdim=True)),
+    refusal="writes in place to an input",
+)
+class DividesView(Plain):
+    def __init__(self):
+        super().__init__()
+        self.flat = nn.Unflatten(1, (WIDTH, 1))
+
+    def forward(self, x):
+        h = self.flat(x)
+        h.div_(10)
+        return super().forward(h.squeeze(2))
+
+
+def twice(rows: int, generator: torch.Generator) -> Any:
+    x, y = numbers(rows, generator)
+    batch = {"x": x}
+    return {"a": batch, "b": batch}, y
+
+
+@case("one dict as two inputs, the root changes the one", *MARKS, batch=twice, refusal="twice among the inputs")
+class PutsTwice(Plain):
+    def forward(self, a, b):
+        a["x"] = a["x"] * 2
+        return super().forward(b["x"])
+
+
+def shifted(rows: int, generator: torch.Generator) -> Any:
+    """The next rows are the targets."""
+    table = torch.randn(2 * rows, WIDTH, generator=generator, dtype=torch.float64)
+    return table[: rows // 2 * 2], table[rows // 2 : rows // 2 + rows // 2 * 2]
+
+
+@case(
+    "rows of a table as input and later ones as target, the root divides them in place",
+    *MARKS,
+    batch=shifted,
+    loss=lambda made, x: F.mse_loss(made, x.mean(1, keepdim=True)),
+    refusal="writes in place to an input",
+)
+class DividesRows(DividesTarget):
+    pass
