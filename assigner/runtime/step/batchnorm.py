@@ -352,9 +352,9 @@ class DeferredNorm:
         self._keep_momentum(call)
         twin, figures = call.twin, call.now
         if not self.is_own:
-            output = type(twin).forward(twin, *args, **kwargs)
-            figures.count = _values(args[0] if args else kwargs["input"])
-            return output
+            if args or "input" in kwargs:  # first: a checkpoint's recompute may end in that forward, and it counts
+                figures.count = _values(args[0] if args else kwargs["input"])
+            return type(twin).forward(twin, *args, **kwargs)
         runs = self._tried_out if self._tried in (None, self.micro_batch) and not figures.count else self._as_the_module
         return runs(twin, figures, args, kwargs)
 
