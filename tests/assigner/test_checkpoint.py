@@ -333,15 +333,20 @@ class Registering(nn.Linear):
         return super().forward(x - self.seen)
 
 
+def check_comes_back(made, folder: Path) -> None:
+    """A model whose forwards have not run yet goes on as the one that was saved."""
+    with trained(made) as pipeline:
+        pipeline.save(folder)
+        expected = pipeline.step(made.make_batch(8, 3))
+    with trained(made, steps=0) as pipeline:
+        pipeline.load(folder)
+        assert pipeline.step(made.make_batch(8, 3)) == expected
+
+
 def test_a_buffer_that_a_forward_registers_comes_back(tmp_path: Path):
     """A model whose forwards have not run yet is given it; a name for which it has no place is refused."""
     made = workload(lambda: nn.Sequential(Registering(), nn.Linear(8, 1)))
-    with trained(made) as pipeline:
-        pipeline.save(tmp_path / "saved")
-        expected = pipeline.step(made.make_batch(8, 3))
-    with trained(made, steps=0) as pipeline:
-        pipeline.load(tmp_path / "saved")
-        assert pipeline.step(made.make_batch(8, 3)) == expected
+    check_comes_back(made, tmp_path / "saved")
     for path in (tmp_path / "saved").glob("model*"):
         path.write_bytes(path.read_bytes().replace(b"0.seen", b"9.seen"))
     with trained(made, steps=0) as pipeline, pytest.raises(FormatError, match=r"9\.seen.* has no place in the model"):
@@ -361,12 +366,7 @@ class SetsAside(Registering):
 def test_a_buffer_that_set_extra_state_takes_out_of_the_state_is_loaded(tmp_path: Path):
     """Places of tensors are those that the checkpoint was read for, not those behind the model's own code."""
     made = workload(lambda: nn.Sequential(SetsAside(), nn.Linear(8, 1)))
-    with trained(made) as pipeline:
-        pipeline.save(tmp_path / "saved")
-        expected = pipeline.step(made.make_batch(8, 3))
-    with trained(made, steps=0) as pipeline:
-        pipeline.load(tmp_path / "saved")
-        assert pipeline.step(made.make_batch(8, 3)) == expected
+    check_comes_back(made, tmp_path / "saved")
 
 
 def test_a_buffer_that_a_forward_registers_in_the_place_of_an_attribute_is_not_saved(tmp_path: Path):
