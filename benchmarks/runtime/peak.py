@@ -70,10 +70,13 @@ def measured(make: Callable[[Chain], Contender], chain: Chain, steps: int) -> in
 
 
 def join(name: str) -> None:
-    """Be a rank of a process group under this name."""
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    """Be a rank of a process group under this name, once all ranks are: one with no part in it ends at once, and would cut others off."""
+    server = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.PrefixStore(name, server)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    store.set(f"joined {rank}", "")
+    store.wait([f"joined {each}" for each in range(ranks)])
 
 
 def forked(make: Callable[[Chain], Contender], chain: Chain, steps: int, name: str, *, alone: bool) -> int | None:
