@@ -17,21 +17,20 @@ import os
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # what `mallopt` calls them
 _KEPT = (1 << 31) - 1  # bytes: the most that it can be told
 _LARGEST_KEPT = 1 << 25  # of one block; likewise
-_LEAST_OWN = 1 << 17  # bytes of a block that has pages of its own where nothing is kept, and of what is kept at the end
 _OF_USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 _LIBRARY = ctypes.CDLL(None)
 
 
-def keep_freed_memory(*, nothing: bool = False) -> None:
-    """Have this process's heap keep what is freed: up to 2 GiB at its end, in blocks of up to 32 MiB; or nothing of it.
+def keep_freed_memory() -> None:
+    """Have this process's heap keep what is freed: up to 2 GiB at its end, in blocks of up to 32 MiB.
 
     What the environment says of malloc counts (MALLOC_TRIM_THRESHOLD_ and its like, GLIBC_TUNABLES). C libraries other
     than glibc are left as they are.
     """
     settle = getattr(_LIBRARY, "mallopt", None)
     if settle is not None and not is_settled():
-        settle(_MMAP_THRESHOLD, _LEAST_OWN if nothing else _LARGEST_KEPT)
-        settle(_TRIM_THRESHOLD, _LEAST_OWN if nothing else _KEPT)
+        settle(_MMAP_THRESHOLD, _LARGEST_KEPT)
+        settle(_TRIM_THRESHOLD, _KEPT)
 
 
 def is_settled() -> bool:

@@ -32,6 +32,8 @@ BIN = Path(sys.executable).parent
 CLUSTERS = ROOT / "examples" / "clusters"
 TRIAL = Path(__file__).with_name("trial.py")
 
+RESERVE = "0.15"  # of what is free: a run is the fork of a process that has the model, and holds more of it than a profile
+
 
 def on_workers(case: Case, *command: str) -> None:
     """A command once per rank of one run, on the case's cluster.
@@ -70,7 +72,7 @@ def run(case: Case, out: Path, *, rounds: int, keep_profiles: bool) -> None:
     path = out / "profile.json"
     if not (keep_profiles and path.exists()):
         ranks = () if case.cluster else ("--workers", str(case.ranks))
-        on_workers(case, "assigner", "profile", case.entry, "-o", str(path), "--force", *ranks)
+        on_workers(case, "assigner", "profile", case.entry, "-o", str(path), "--force", "--reserve", RESERVE, *ranks)
     plans = {}
     for name, plan in make_plans(load_profile(path), case.plans).items():
         plans[name] = out / f"{name.replace(' ', '-').replace(',', '')}.json"

@@ -21,7 +21,6 @@ from assigner.machine.heap import is_settled, keep_freed_memory, return_free_pag
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STATM = "/proc/self/statm"
 _HOLES = 0.75  # of a predicted peak: the most seen is 0.57, of a GPT that rematerialises its whole batch at once
-_LEAST_ROOM = 0.15  # likewise, for what is kept while an action runs and nobody looks
 _FADING = 0.99  # of what an action once took, with every action since
 _RESET_PEAK = "5"  # Documentation/filesystems/proc.rst, clear_refs
 
@@ -88,19 +87,18 @@ class HeapRoom:
         self._before = self._gauge.held() or 0
         self._most = self._before + min(capacity_bytes, free)
         self._spare = max(0.0, capacity_bytes - peak_bytes) / 2
-        self._growth = 0.0
+        self._growth = peak_bytes  # until it is known
 
-    def make(self) -> None:
-        """An action comes next: it may take as much as one did lately, and half of what the prediction has to spare."""
+    def __enter__(self) -> None:
+        """An action comes next: it may take as much as one did lately, and half of what the prediction has to spare.
+
+        What the first ones take nobody has seen: theirs is all that is predicted.
+        """
         held = self._gauge.held() or 0
         if held + max(self._growth, self._spare) > self._most:
             return_free_pages()
             held = self._gauge.held() or 0
         self._before = held
-
-    def __enter__(self) -> None:
-        """Around an action."""
-        self.make()
 
     def __exit__(self, *_: object) -> None:
         """It has ended: the next one may take as much."""
@@ -111,11 +109,10 @@ def settle_heap(peak_bytes: float, capacity_bytes: float, *, sharing: int = 1) -
     """Have a CPU worker's heap keep what is freed, as far as there is room; arguments as of `HeapRoom`.
 
     Returns:
-        What gives it back between actions; None: there is room for all of it or for none, or the user says how much.
+        What gives it back between actions; None: there is room for all of it, or the user says how much.
     """
-    is_scarce = (1 + _LEAST_ROOM) * peak_bytes > capacity_bytes
-    keep_freed_memory(nothing=is_scarce)
-    if is_scarce or (1 + _HOLES) * peak_bytes <= capacity_bytes or is_settled():
+    keep_freed_memory()
+    if (1 + _HOLES) * peak_bytes <= capacity_bytes or is_settled():
         return None
     return HeapRoom(peak_bytes, capacity_bytes, sharing=sharing)
 

@@ -242,12 +242,10 @@ class Executor:
             around: What is around it, as hooks of the script; None: nothing.
         """
         self.member.at = "the optimizer's update"
-        if self.room is not None:
-            self.room.make()
         action = Action(ActionKind.UPDATE, -1, -1)
         span = None if self.recorder is None else self.recorder.begin(action)
         if optimizer is not None or around is not None:
-            with range_of(action, ()), contextlib.ExitStack() as kept:
+            with self.room or NOTHING, range_of(action, ()), contextlib.ExitStack() as kept:
                 if around is not None or not (optimizer is None or is_known(optimizer)):  # torch's own draw nothing
                     kept.enter_context(kept_generators(self.device))
                     seed = partition_seed(self.seed, number, "the update", -1)
