@@ -32,7 +32,7 @@ BIN = Path(sys.executable).parent
 CLUSTERS = ROOT / "examples" / "clusters"
 TRIAL = Path(__file__).with_name("trial.py")
 
-RESERVE = "0.15"  # of what is free: a run is the fork of a process that has the model, and holds more of it than a profile
+RESERVE = "0.15"  # of what is free: a run is the fork of a process that has the model, and both hold some
 
 
 def on_workers(case: Case, *command: str) -> None:

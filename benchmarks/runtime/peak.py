@@ -70,7 +70,7 @@ def measured(make: Callable[[Chain], Contender], chain: Chain, steps: int) -> in
 
 
 def join(name: str) -> None:
-    """Be a rank of a process group under this name, once all ranks are: one with no part in it ends at once, and would cut others off."""
+    """Be a rank of a process group under this name, once all are: one that ended before would cut off the others."""
     server = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     store = dist.PrefixStore(name, server)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
