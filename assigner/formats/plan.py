@@ -217,9 +217,11 @@ def _check(plan: Plan) -> None:
     check_prediction(plan.predicted)
     for n, each in enumerate(plan.candidates):
         check_bound(each.objective_s, each.bound_s, f"candidates[{n}].bound_s")
+    for n, answer in enumerate(plan.what_if):
+        check_bound(answer.step_s, answer.bound_s, f"what_if[{n}].bound_s")
     if plan.solver is not None:
-        check_bound(plan.solver.objective_s, plan.solver.bound_s, "solver.bound_s")
-        check_bound(plan.solver.objective_s, plan.solver.single_bound_s, "solver.single_bound_s")
+        for name in ("bound_s", "single_bound_s", "any_order_s"):
+            check_bound(plan.solver.objective_s, getattr(plan.solver, name), f"solver.{name}")
 
 
 def _check_listed(plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Literal, get_args
 
 from assigner.errors import FormatError
@@ -31,10 +32,7 @@ def check_profile(profile: Profile) -> None:
     workers = [worker.name for worker in profile.workers]
     check_unique(workers, "workers[{}].name")
     check_unique([partition.name for partition in profile.partitions], "partitions[{}].name")
-    for n, worker in enumerate(profile.workers):
-        Location.parse(worker.name, where=f"workers[{n}].name")
-        if not _DEVICE.fullmatch(worker.device):
-            raise FormatError(f"workers[{n}].device: {worker.device!r} is unknown", hint="cpu, or cuda:N")
+    _check_workers(profile)
     _check_links(profile)
     _check_wires(profile)
     _check_collectives(profile)
@@ -46,6 +44,20 @@ def check_profile(profile: Profile) -> None:
             raise FormatError(
                 f"partitions[{n}].pin: {pin!r} names no worker, kind or host of this profile",
                 hint=f"workers: {', '.join(workers[:6])}",
+            )
+
+
+def _check_workers(profile: Profile) -> None:
+    """A rank has one device, and its name is that of a rank."""
+    ranks: dict[int, str] = {}
+    for n, worker in enumerate(profile.workers):
+        rank = Location.parse(worker.name, where=f"workers[{n}].name").rank
+        if not _DEVICE.fullmatch(worker.device):
+            raise FormatError(f"workers[{n}].device: {worker.device!r} is unknown", hint="cpu, or cuda:N")
+        if ranks.setdefault(rank, worker.name) != worker.name:
+            raise FormatError(
+                f"workers[{n}].name: {worker.name!r} and {ranks[rank]!r} have the same rank; a worker has one device",
+                hint="give each worker a rank of its own",
             )
 
 
@@ -137,7 +149,9 @@ def _check_graph(profile: Profile) -> None:
 
 
 def _check_ties(profile: Profile) -> None:
-    """Two or more partitions each, of whose parameters the shared one is a part."""
+    """Two or more partitions each, of whose parameters the shared ones are a part, each named once."""
+    check_unique([tie.parameter for tie in profile.ties], "ties[{}].parameter")
+    shared: dict[str, float] = defaultdict(float)
     for n, tie in enumerate(profile.ties):
         if len(tie.partitions) < 2:
             raise FormatError(
@@ -146,9 +160,12 @@ def _check_ties(profile: Profile) -> None:
             )
         for name in tie.partitions:
             most = profile.partition[name].parameter_bytes
-            if tie.bytes > most:
+            before, shared[name] = shared[name], shared[name] + tie.bytes
+            if shared[name] > most * (1 + 1e-9):
+                beside = f" beside {before:,.0f} of earlier ties" if before else ""
                 raise FormatError(
-                    f"ties[{n}].bytes: {tie.bytes:,.0f}, where all parameters of partition {name!r} have {most:,.0f}",
+                    f"ties[{n}].bytes: {tie.bytes:,.0f}{beside}, where all parameters of partition {name!r} have"
+                    f" {most:,.0f}",
                     hint="the parameter's own bytes; each partition's parameter_bytes has them in it",
                 )
 

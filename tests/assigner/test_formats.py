@@ -193,6 +193,15 @@ def test_kind_and_version_come_first(tmp_path) -> None:
         ({"ties": (Tie("w", ("p0", "p9"), 4),)}, r"ties\[0\].partitions: 'p9'"),
         ({"ties": (Tie("w", ("p0",), 4),)}, r"ties\[0\].partitions: \['p0'\]; .* has two or more"),
         ({"ties": (Tie("w", ("p0", "p1"), 1e7),)}, r"ties\[0\].bytes: 10,000,000, .* 'p0' have 1,000,000"),
+        ({"ties": (Tie("w", ("p0", "p1"), 4), Tie("w", ("p0", "p2"), 4))}, r"ties\[1\].parameter: 'w' is there"),
+        (
+            {"ties": (Tie("v", ("p0", "p1"), 6e5), Tie("w", ("p1", "p2"), 6e5))},
+            r"ties\[1\].bytes: 600,000 beside 600,000 of earlier ties, .* 'p1' have 1,000,000",
+        ),
+        (
+            {"workers": (PROFILE.workers[0], replace(PROFILE.workers[1], name="worker:0/cuda:0", device="cuda:0"))},
+            r"workers\[1\].name: 'worker:0/cuda:0' and 'worker:0/cpu' have the same rank",
+        ),
         ({"measurements": PROFILE.measurements * 2}, r"measurements\[16\]"),
         ({"partitions": (replace(PROFILE.partitions[0], pin="moon"), *PROFILE.partitions[1:])}, "pin: 'moon'"),
     ],
@@ -249,6 +258,7 @@ BROKEN_PLANS = [
     ("predicted.workers.1.worker", "worker:0/cpu", r"predicted.workers\[1\].worker: 'worker:0/cpu' is there already"),
     ("predicted.transfers.1.source", "worker:0/cpu", r"predicted.transfers\[1\]"),
     ("solver.bound_s", 2.0, "solver.bound_s: 2 is not allowed"),
+    ("solver.any_order_s", 2.0, "solver.any_order_s: 2 is not allowed"),
     ("solver.gap", 1.5, "gap: 1.5"),
     ("solver.options.deep", [[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]], "nested too deeply"),
     ("solver.options.prices", {"kind0": float("nan")}, "solver.options.prices.kind0: NaN"),
@@ -256,6 +266,7 @@ BROKEN_PLANS = [
     ("candidates.0.bound_s", 3.0, r"candidates\[0\].bound_s: 3"),
     ("baselines.0.step_s", 0, "step_s: 0"),
     ("what_if.0.step_s", 0, "step_s: 0"),
+    ("what_if.0.bound_s", 2.0, r"what_if\[0\].bound_s: 2 is not allowed"),
     ("micro_batches", 65_537, "micro_batches: 65537 is not allowed; expected a whole number, at most 65536"),
     ("created_at", "\udfff", "created_at"),
 ]
