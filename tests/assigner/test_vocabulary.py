@@ -16,7 +16,8 @@ import pytest
 import torch
 from numpy import random as chance_of_numpy
 from numpy.random import rand as toss_of_numpy
-from torch import nn
+from torch import autograd, nn
+from torch.autograd import grad as gradient
 from workloads import WIDTH, make_plan, pipeline_of, workload
 
 from assigner.errors import UsageError
@@ -428,3 +429,45 @@ def test_code_that_can_draw_is_told(kind: Any) -> None:
 def test_code_that_names_no_generator_cannot_draw(kind: Any) -> None:
     """And so nobody has to seed one for it."""
     assert not vocabulary_of([kind()]).draws
+
+
+class Asks(nn.Module):
+    """Runs one function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        """As the function has it."""
+        return self.function(x)
+
+
+def by_text(x: Any) -> Any:
+    """Names it in a text."""
+    return getattr(x.weight, "grad", None)
+
+
+def taken(x: Any) -> Any:
+    """Of modules of Python's alone."""
+    return torch.autograd.grad(x.sum(), x), autograd.grad(x.sum(), x), torch.func.grad(x), gradient(x.sum(), x)
+
+
+def imported(x: Any) -> Any:
+    """Nobody looks what a name in a function is."""
+    from torch import autograd as within
+
+    return within.grad(x.sum(), x)
+
+
+@pytest.mark.parametrize(
+    ("function", "asks"),
+    [
+        (taken, False), (by_text, True), (imported, True), (operator.attrgetter("weight.grad"), True),
+        (lambda x: x.weight.grad, True), (lambda x: (torch.autograd.grad(x, x), [x.grad for _ in x]), True),
+        (lambda x: setattr(x, "scale", 1), False), (lambda _: torch.Tensor.grad, True),
+    ],
+)  # fmt: skip
+def test_who_asks_for_gradients(function, asks):
+    """It is an object that is asked, or may be: `torch.autograd.grad` has the name, and asks none."""
+    assert vocabulary_of([Asks(function)]).gradients is asks

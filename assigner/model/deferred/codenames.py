@@ -94,6 +94,33 @@ def words_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(found)
 
 
+def asks_objects(function: types.FunctionType, name: str) -> bool:
+    """Whether a function's code may ask an object for an attribute of this name, and not only a Python module.
+
+    `x.grad` does, and so may `getattr(x, "grad")`; `torch.autograd.grad(y, x)` does not.
+    """
+    code = function.__code__
+    return name in words_in(code) and any(_asks(each, name, function) for each in nested(code))
+
+
+def _asks(code: types.CodeType, name: str, function: types.FunctionType) -> bool:
+    if any(name in words_of(each) for each in code.co_consts):
+        return True
+    steps = [each for each in dis.get_instructions(code) if each.opname not in _IDLE]
+    places = [place for place, each in enumerate(steps) if each.argval == name and "_ATTR" in each.opname]
+    places += [place for place, each in enumerate(steps) if each.argval == name and each.opname == "LOAD_METHOD"]
+    return not all(isinstance(_loaded(steps[:place], function), types.ModuleType) for place in places)
+
+
+def _loaded(steps: Sequence[dis.Instruction], function: types.FunctionType) -> object:
+    """What these steps load last, if it is one of the file's names, or is in a module that they have loaded so."""
+    *before, last = steps
+    if last.opname == "LOAD_GLOBAL":
+        return function.__globals__.get(last.argval)
+    of = _loaded(before, function) if last.opname == "LOAD_ATTR" and before else None
+    return vars(of).get(last.argval) if isinstance(of, types.ModuleType) else None
+
+
 def words_of(text: object) -> set[str]:
     """The names in a text that may be `attrgetter`'s or `format`'s, or in a tuple of texts; prose has none."""
     if isinstance(text, tuple | frozenset):  # as `case Point(x=0)` has
@@ -117,7 +144,7 @@ def _makes_names(code: types.CodeType) -> bool:
         return True
     if "__init__" in names and code.co_name != "__init__":
         return True
-    steps = [each for each in dis.get_instructions(code) if each.opname not in ("PUSH_NULL", "NOP", "EXTENDED_ARG")]
+    steps = [each for each in dis.get_instructions(code) if each.opname not in _IDLE]
     return any(
         each.argval in _BY_TEXT and "CONST" not in each.opname and not _is_told(steps[place:])
         for place, each in enumerate(steps)
@@ -135,6 +162,7 @@ def _is_told(steps: Sequence[dis.Instruction]) -> bool:
     return texts[1:3] == [False, True] and is_whole and steps[len(loads)].opname in ("PRECALL", "CALL")
 
 
+_IDLE = ("PUSH_NULL", "NOP", "EXTENDED_ARG")
 _LOADS = frozenset(
     ("LOAD_GLOBAL", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_CONST", "LOAD_SMALL_INT", "LOAD_ATTR")
 )

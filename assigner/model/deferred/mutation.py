@@ -8,10 +8,13 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.autograd.variable import VariableMeta
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from assigner.model.deferred.memento import placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -164,6 +167,14 @@ class Writes(Watching):  # type: ignore[no-untyped-call]
         return made
 
 
+def variable(kind: Any, data: Any = None, requires_grad: bool = False, *others: Any, **named: Any) -> Any:
+    """What `torch.autograd.Variable` makes of a tensor, in operations that modes see: its own goes past them."""
+    if not isinstance(data, torch.Tensor):
+        return type.__call__(kind, data, requires_grad, *others, **named)
+    made = data.detach()
+    return made.requires_grad_() if requires_grad else made
+
+
 class GradientUses(TorchFunctionMode):
     """Notes tensors whose `.grad` is asked for, or set, and may be one; and those whose `grad_fn` a model's code reads.
 
@@ -176,9 +187,9 @@ class GradientUses(TorchFunctionMode):
     """
 
     _TENSOR: Any = torch.Tensor
-    _USES = (_TENSOR.grad.__get__, _TENSOR.grad.__set__, _TENSOR.grad.__delete__)
-    _ASKS = (_TENSOR.grad_fn.__get__,)
-    _REQUIRES = (_TENSOR.requires_grad.__set__,)
+    _USES = frozenset((_TENSOR.grad.__get__, _TENSOR.grad.__set__, _TENSOR.grad.__delete__))
+    _ASKS = frozenset((_TENSOR.grad_fn.__get__,))
+    _REQUIRES = frozenset((_TENSOR.requires_grad.__set__, _TENSOR.requires_grad_))
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,17 +197,27 @@ class GradientUses(TorchFunctionMode):
         self.nodes: list[torch.Tensor] = []
         self._begun: list[torch.Tensor] = []  # leaves that came into being, or began to require a gradient
         self._first = torch._C._autograd._get_sequence_nr()
+        self._variables = placed([(VariableMeta, "__call__", variable)])
+
+    def __enter__(self) -> Any:
+        self._variables.__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._variables.__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in self._USES:
             return self._used(func, args, kwargs or {})
         if func in self._ASKS and not _is_torchs(sys._getframe(1)):
             self.nodes.append(args[0])
-        known = [each for each in args if isinstance(each, torch.Tensor) and each.requires_grad]
+        begins = func in self._REQUIRES and not args[0].requires_grad
         made = func(*args, **(kwargs or {}))
-        for each in (args[0] if func in self._REQUIRES else made,):
-            if isinstance(each, torch.Tensor) and _is_leaf(each) and not any(each is other for other in known):
-                self._begun.append(each)
+        new = args[0] if begins else made
+        # of most results one look at autograd's flags is all: each operation of a forward comes here
+        if isinstance(new, torch.Tensor) and _is_leaf(new) and (begins or not any(new is each for each in args)):
+            self._begun.append(new)
         return made
 
     def _used(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:

@@ -27,7 +27,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from assigner.model.deferred.codenames import imported_modules, makes_names, read_names, words_in, words_of
+from assigner.model.deferred.codenames import (
+    asks_objects,
+    imported_modules,
+    makes_names,
+    read_names,
+    words_in,
+    words_of,
+)
 from assigner.model.deferred.contents import ATOMS, filling_of
 from assigner.model.deferred.ownership import (
     OPEN,
@@ -69,6 +76,7 @@ class Vocabulary:
     names: frozenset[str] | None = None
     made: frozenset[type] = frozenset()  # classes of which it may make objects
     draws: bool = True  # it can reach the generators of Python's `random` and of NumPy that all code shares
+    gradients: bool = False  # it asks objects for `.grad`; code that makes names is not taken to
 
     def has(self, name: str) -> bool:
         """Whether the code can reach an attribute of this name."""
@@ -135,7 +143,7 @@ def vocabulary_of(
         listener.follow(others)
     except _AnyNameError:
         return Vocabulary()
-    return Vocabulary(frozenset(listener.words), frozenset(listener.made), listener.draws)
+    return Vocabulary(frozenset(listener.words), frozenset(listener.made), listener.draws, listener.gradients)
 
 
 class _AnyNameError(Exception):
@@ -147,6 +155,7 @@ class _Listener:
 
     def __init__(self, words: Iterable[str]) -> None:
         self.words, self.made = set(words), set[type]()
+        self.gradients = False  # code of it asks for `.grad`
         self._waiting: deque[Any] = deque()
         self._closed: dict[str, list[Any]] = defaultdict(list)  # what no code has named yet, by name
         self._known: dict[int, Any] = {}
@@ -209,7 +218,9 @@ class _Listener:
         elif issubclass(kind, types.ModuleType):
             self._open(vars(value) if is_users(value.__name__) else {})
         elif issubclass(kind, operator.attrgetter | operator.methodcaller):
-            self._say(words_of(f"{{{value!r}"))
+            named = words_of(f"{{{value!r}")
+            self.gradients |= "grad" in named
+            self._say(named)
         elif not issubclass(kind, torch.Tensor):
             self._waiting += next((leads(value) for bases, leads in _LEADS if issubclass(kind, bases)), ())
             if is_users(kind.__module__) or issubclass(kind, OPEN):
@@ -228,6 +239,7 @@ class _Listener:
         if makes_names(code) and (is_own or (code.co_varnames[:1] == ("self",) and not is_of_each)):
             raise _AnyNameError
         self._say(words_in(code) if is_own else _OF_EACH & {*code.co_names} if is_of_each else code.co_names)
+        self.gradients |= (is_own or not is_of_each) and asks_objects(value, "grad")
         closed = zip(code.co_freevars, value.__closure__ or (), strict=True)
         self._waiting += (cell for name, cell in closed if name != "__class__")  # of super()
         self._waiting += (value.__defaults__, value.__kwdefaults__, value.__dict__)

@@ -120,7 +120,7 @@ class StepLoss:
         if not self._is_users:
             return False
         words = vocabulary_of((), others=[self._workload.loss])
-        return words.has("grad") or words.has("grad_fn")
+        return words.names is None or words.gradients or "grad_fn" in words.names
 
     def begin(
         self,

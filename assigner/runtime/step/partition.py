@@ -127,7 +127,7 @@ class PartitionRunner:
         )
         # of what it keeps, in any forward; a compiled one would not run compiled while that is seen
         words = self.graph.deferred.vocabulary
-        self._uses_gradients = has_code and self.run is None and words.names is not None and words.has("grad")
+        self._uses_gradients = has_code and self.run is None and words.gradients
         # even an empty context is a tenth of a small partition's time
         self._is_bare = self.piece.autocast is None and not (self._seeds_no_dropout or self._uses_gradients)
         self.is_users = self.finish is not None or has_code
