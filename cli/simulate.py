@@ -1,5 +1,6 @@
 """`assigner simulate`: a plan priced anew from a profile, alone or beside a trace of its run."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,11 +111,12 @@ def _predict(
     from assigner.formats.plan import is_origin
     from assigner.report.prediction import prediction_data, prediction_report
     from assigner.schedule.occupancy import memory_over_time
-    from assigner.schedule.simulate import simulated, summary
+    from assigner.schedule.simulate import check_step, simulated, summary
     from assigner.validation.spans import predicted_spans
 
     timeline = simulated(plan, cost)
     now, spans = summary(timeline, cost), predicted_spans(timeline, cost)
+    check_step(replace(plan, predicted=now), cost.profile)
     held = memory_over_time(timeline, cost) if memory else None
     own = is_origin(plan, profile)
     if as_json:

@@ -106,7 +106,9 @@ def title(plan: Plan) -> Line:
 
 
 def describe_prediction(predicted: Prediction) -> str:
-    """Step time, throughput and bubble."""
+    """Step time, throughput and bubble; of a step without time that it has none."""
+    if not predicted.step_s:
+        return "a step of no time: the profile has 0 s for all that is done in it"
     bubble = f"bubble {fmt.percent(predicted.bubble_fraction)}"
     return " · ".join((f"step {fmt.seconds(predicted.step_s)}", fmt.rate(predicted.samples_per_s), bubble))
 

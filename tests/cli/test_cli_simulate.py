@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from builders import make_plan
 from trace_event_rules import read_trace_events
 
 from assigner.formats.plan import ProfileReference, save_plan
@@ -135,3 +136,28 @@ def test_a_step_needs_a_run(assigner, known):
     result = assigner("simulate", "known.json", "--step", "2")
     assert result.exit_code == 2
     assert "--against" in result.stderr
+
+
+def test_a_step_without_time_is_told(assigner, folder, profile):
+    """Where all was measured as 0 it says so in words; where a line has fallen to 0 it is refused as `solve` does."""
+    plan = make_plan(profile, [(0, [f"p{n}" for n in range(6)])])
+    save_plan(plan, folder / "alone.json")
+    size = plan.micro_batch_size
+
+    def measured(name, *times):
+        first = {each.partition: each for each in profile.measurements if each.worker == "worker:0/cpu"}
+        points = tuple(
+            replace(each, micro_batch=rows, forward_s=seconds, backward_s=seconds, update_s=0.0)
+            for each in first.values() for rows, seconds in times
+        )  # fmt: skip
+        others = tuple(each for each in profile.measurements if each.worker != "worker:0/cpu")
+        save_profile(replace(profile, measurements=(*points, *others)), folder / name)
+        return assigner("simulate", "alone.json", "--profile", name)
+
+    still = measured("still.json", (size, 0.0), (2 * size, 0.0))
+    assert still.exit_code == 0
+    assert "predicted: a step of no time" in still.stdout
+    assert "step 0 s" not in still.stdout
+    falling = measured("falling.json", (2 * size, 1e-3), (4 * size, 3e-3))
+    assert falling.exit_code == 5
+    assert "falls to 0 or below" in falling.stderr
