@@ -22,6 +22,7 @@ from workloads import WIDTH, make_plan, pipeline_of, workload
 
 from assigner.errors import UsageError
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.reach import reach
 from assigner.model.deferred.vocabulary import vocabulary_of
 from assigner.model.marking import partition_graph
 
@@ -471,3 +472,11 @@ def imported(x: Any) -> Any:
 def test_who_asks_for_gradients(function, asks):
     """It is an object that is asked, or may be: `torch.autograd.grad` has the name, and asks none."""
     assert vocabulary_of([Asks(function)]).gradients is asks
+
+
+def test_each_walk_meets_of_a_class_what_its_own_names_reach() -> None:
+    """Whatever names another walk had before."""
+    made = Plain()
+    for vocabulary, is_met in ((vocabulary_of([made]), False), (None, True), (vocabulary_of([made]), False)):
+        met = [each for _, each in reach({}, [("", made)], vocabulary=vocabulary)]
+        assert any(each is Plain.table for each in met) is is_met

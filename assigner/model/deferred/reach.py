@@ -52,9 +52,15 @@ if TYPE_CHECKING:
     from assigner.model.deferred.vocabulary import Vocabulary
 
 Top = Literal["followed", "read", "whole"]
-"""How much of the top of files is met: what functions of the user's own read, for what is compared or copied
-(`followed`); what any read, and which names are bound anew, for what a capture has for ever (`read`); or files as they
-stand, for what is put back behind a forward (`whole`)."""
+"""How much of the top of files is met:
+
+    followed   for what is compared or copied: what a function of the user's own (no library's) reads there, but for the
+               methods of the modules that the walk begins with, whose reads a capture looks at
+    read       for what a capture has for ever: what any function but torch's and transformers' reads there, with the
+               names themselves, for others may be bound to them
+    whole      for what is put back behind a forward: the files of the classes of those modules as they stand, and last
+               (`OUTER`) the user's own files, classes and functions that these name
+"""
 MOST_ITEMS = 10_000  # a larger container is met without its items
 _CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that a forward reads
 KEPT: tuple[type, ...] = (*ATOMS, list, dict, set, deque, torch.Tensor)
@@ -118,7 +124,7 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         """As code would name it: `loss.scale['a'][0]`; what a function closes over, by its own name."""
         steps, place = list[Place](), self
-        while place.form not in ORIGINS and place.holder is not None:
+        while place.holder is not None:
             steps.append(place)
             place = place.holder
         name = str(place.key)
@@ -176,10 +182,7 @@ def reach(
         backwards: False: what only hooks on backwards can reach is not met. No forward reads it.
         parameters: True: those of modules are met.
         plain: True: numbers and texts are met too, each in all places, but for those in sets.
-        top: What stands at the top of files: `followed`, where a function of the user's own (no library's) reads it,
-            but for the methods of `modules`, whose reads a capture looks at; `read`, where any function but torch's
-            and transformers' reads it, with the names themselves; or `whole`, of the files of the classes of
-            `modules`, and last (`OUTER`) of the user's own files, classes and functions that these name.
+        top: Which names at the top of files are met, and what these lead to.
         vocabulary: What is met of modules and of their classes: what has one of these names. None: all.
 
     Yields:
@@ -307,20 +310,28 @@ def _of_class(place: Place, value: type, extent: _Extent, *, of_modules: bool = 
         return _members(place.named(value.__name__), value, extent) if is_own(value.__module__) else []
     if not is_users(value.__module__):
         return _classes(place, value)
-    reads = extent.top != "followed" or not (of_modules or is_installed(value.__module__))
-    if reads or extent.plain:
+    is_looked_at = of_modules or is_installed(value.__module__)  # what its methods read, elsewhere
+    if extent.top != "followed" or extent.plain or not is_looked_at:
         return _members(place.named(value.__name__), value, extent)
+    if extent.vocabulary is not None:
+        return _held_by(value, extent)
     now = [*vars(value).values()]
     then, found = _HELD.get(value, ([], []))
     if len(now) != len(then) or not all(map(operator.is_, now, then)):
-        found = list[_Found]()
-        for inner, each in _members(Place(OWN, value.__name__), value, extent):
-            found += _of_code(inner, each, extent) if type(each) is types.FunctionType else [(inner, each)]
+        found = _held_by(value, extent)
         _HELD[value] = now, found
     return found
 
 
 _HELD: dict[type, tuple[list[Any], list[_Found]]] = {}  # by classes' members, what these hold: most hold nothing
+
+
+def _held_by(kind: type, extent: _Extent) -> list[_Found]:
+    """What the members of a class hold, without what its methods read."""
+    found = list[_Found]()
+    for place, each in _members(Place(OWN, kind.__name__), kind, extent):
+        found += _of_code(place, each, extent) if type(each) is types.FunctionType else [(place, each)]
+    return found
 
 
 def _members(place: Place, kind: type, extent: _Extent) -> list[_Found]:
