@@ -12,8 +12,8 @@ from torch import nn
 from torch.profiler import profile
 
 from assigner.errors import UsageError
-from assigner.runtime.update.rankchanges import RankChanges, is_written
-from assigner.runtime.update.rankfactor import RankFactor
+from assigner.runtime.update.rankchanges import RankChanges
+from assigner.runtime.update.rankfactor import RankFactor, is_written
 
 PAIRS = "x.weight x.bias y.weight y.bias"
 Held = Sequence[nn.Parameter]
@@ -370,7 +370,7 @@ def test_a_large_parameter_is_looked_at_without_a_copy(dtype: torch.dtype, size:
     drawn = size * torch.randn(3, 700_001, generator=torch.Generator().manual_seed(1))
     weight = nn.Parameter((drawn.T if is_transposed else drawn).to(dtype))
     weight.grad = -2 * weight.detach()
-    changes = RankChanges([weight], lambda _: True)
+    changes = RankChanges({"a": weight})
     with profile(profile_memory=True) as profiled:
         changes.note()
     kineto = profiled.profiler.kineto_results
@@ -385,7 +385,7 @@ def test_a_large_parameter_is_looked_at_without_a_copy(dtype: torch.dtype, size:
 def test_a_parameter_that_was_emptied_tells_nothing() -> None:
     """Its values may be in another place meanwhile."""
     weight = nn.Parameter(torch.ones(3, 4))
-    changes = RankChanges([weight], lambda _: True)
+    changes = RankChanges({"a": weight})
     weight.data = torch.empty(0)
     changes.note()
     assert [each.extent for each in changes.found()] == [0.0, 0.0]

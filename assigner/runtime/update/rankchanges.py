@@ -1,67 +1,66 @@
-"""Has a script changed weights or gradients by a number of one rank's own? What `rankfactor` does not tell of it.
+"""By which numbers a script has changed this rank's weights and gradients since a step or an update has left them.
 
+    clip_grad_norm_                              gradients multiplied
     e = gradient * (rho / norm); weight += e     SAM by hand: the norm is that of this rank's part
     weight *= limit / norm                       all weights to one norm
     clip_grad_norm_; gradient += decay * weight  clipped, and more
     clip_grad_norm_; clip_grad_value_            clipped, and cut; or cut at a quantile of this rank's
 
-So some values of each weight and gradient are held against the same as a step or an update has left them. What a script
-has made of them is, with the same numbers in all of a rank's parameters that it has changed,
+So some values of each weight and gradient are held against the same as a step or an update has left them. Before each
+update gradients are, at the largest value that is known of each: all, or some, were multiplied by one number. Now and
+then all of these values are, weights' too. What a script has made of them is, with the same numbers in all of a rank's
+parameters that it has changed,
 
     new = old + own * old + cross * other, cut at plus and minus bound        weights: other is the gradient; or the
                                                                               other way round
-where least squares find own and cross, and a largest value that comes in several parameters is the bound. Where they
-are others on another rank, they come from a norm if
-
-    they are the same on all ranks once they are multiplied or divided by a norm of the rank's weights or gradients, as
-    they were or are, all or those that were changed; or by what one of these norms is to the other; if there are two
-    numbers alone, two times in a row
-    what they multiply has the norm then that other numbers have left there before: weights go back to their first norm
-
-Rates and factors by the names of parameters do neither. A rank's that no such numbers explain (each parameter by its
-own norm, noise, an average) tells nothing of the others' either: what is done to each by itself looks like that.
+where least squares find own and cross, and a largest value that comes in several parameters is the bound. A rank's that
+no such numbers explain (each parameter by its own norm, noise, an average) tells nothing of the others' either: what is
+done to each by itself looks like that. What is to be said of other ranks' numbers beside these stands in rankfactor.
 """
 
 from __future__ import annotations
 
-import fractions
 import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 
-from assigner.errors import UsageError
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from torch import nn
 
+ROUNDING = 1e-2
+"""Relative, of factors; bfloat16 rounds by 2 ** -9."""
+OTHER = 1e-4
+"""Likewise, from which on two numbers are others."""
+_EXACT = 5e-7  # likewise, of factors in float32 and wider
 _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # narrower ones compute nothing on a CPU
 _MOST, _VALUES = 64, 256  # parameters that are looked at, and values of each
 _FEWEST = 4  # values that have changed: fewer are explained by anything
-_UNLIKE = 1e-2  # relative, of numbers on two ranks
-_ALIKE, _HARDLY_ALIKE = 1e-5, 1e-4  # likewise, of such a number times a norm: of exact ones, and of others at most
 _KINDS = (2.0, math.inf)  # of norms
 _BLOCK = 1 << 15  # values whose squares are added up in their own type, and the sums in float64: relative error 1e-7
 _SQUARED = (1e-12, 1e15)  # largest values of what may be squared in float32
-_REPEATED, _OTHER = (
-    3e-6,
-    1e-4,
-)  # relative, of the norm that numbers leave behind them, and of unlike numbers of one rank
-_LEAST_ERROR, _LARGEST_ERROR = 5e-7, 1e-3  # relative, with which a number is known
+_REPEATED = 3e-6  # relative, of the norm that numbers leave behind them
+_LARGEST_ERROR = 1e-3  # relative, with which a number is known
 _ROUNDINGS = 2  # of a value, in its type's resolution, and as many of what is added to it
 _LEAST_EPS = 1e-14  # sums in float64 are rounded, too
 _SIGMAS, _VERIFIED = 3, 16  # times the error of a mean: of a number, and of what it explains
 _COLLINEAR = 1e-6
-_DIVISORS = {1e-6: 100, math.inf: 12}
-"""Of fractions that a script is written with, by the error from which on they lie too near to each other."""
 
 SUBJECTS = ("weights", "gradients")
 
-Alike = tuple[int, int, int]
-"""By what numbers are alike: whether 1 is added to them, the measure's number, and whether it multiplies (1, -1)."""
+
+class Multiple(NamedTuple):
+    """By what one number gradients were multiplied, and which.
+
+    The number is NaN: nobody can say; infinite: there are several; below 0: it is of one parameter, or of all of one
+    module and no others, which may be treated by themselves. Of three digits it is where no more are known of it.
+    """
+
+    factor: float
+    some: Sequence[nn.Parameter] = ()  # none: all of those that were asked for
 
 
 class RankChange(NamedTuple):
@@ -107,19 +106,16 @@ NUMBERS = len(_NOTHING.numbers)
 class RankChanges:
     """Some values of this rank's weights and gradients, as they were and as they are.
 
-    Args:
-        parameters: This rank's; those that are not on the CPU have no part in it.
-        are_module: Whether some of them, by their places, are all those of one module.
+    Those of `parameters`, by name, that are not on the CPU have no part in it.
     """
 
-    def __init__(
-        self, parameters: Sequence[nn.Parameter], are_module: Callable[[Sequence[nn.Parameter]], bool]
-    ) -> None:
-        strided = [each for each in parameters if each.layout is torch.strided]
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = list(parameters.values())
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        strided = [each for each in self._parameters if each.layout is torch.strided]
         floats = [each for each in strided if each.device.type == "cpu" and each.dtype in _TYPES]
         self._every = [each for each in floats if each.numel()]
         self._held = self._every[:_MOST]
-        self._are_module = are_module
         self._sizes = [len(_some(each)) for each in self._held]
         self._owner = torch.repeat_interleave(torch.tensor(self._sizes, dtype=torch.int64, device="cpu"))
         eps = [max(torch.finfo(each.dtype).eps, _LEAST_EPS) for each in self._held]
@@ -156,8 +152,13 @@ class RankChanges:
             gradient_norms = _unless_apart(every * norms[1], self._norms()[1], _REPEATED)
             self._closely = weights, torch.stack([norms[0], gradient_norms])
 
-    def ratios(self) -> list[tuple[float, nn.Parameter]]:
-        """What gradients are to those that were noted, where both are some: at the largest value that is known."""
+    def multiples(self, every: Sequence[Sequence[nn.Parameter]]) -> list[Multiple]:
+        """What the script has multiplied since, of each of these: told from what gradients are to those noted."""
+        ratios = self._ratios()
+        return [_multiple(each, ratios, self._names) for each in every]
+
+    def _ratios(self) -> list[tuple[float, nn.Parameter]]:
+        """Where both are some, at the largest value that is known."""
         if self._noted is None or len(new := self._gradients()) != len(self._noted):
             return []
         pairs = zip(torch.split(self._noted, self._sizes), torch.split(new, self._sizes), strict=True)
@@ -210,7 +211,7 @@ class RankChanges:
         repeats = (
             before is not None
             and abs(left - before[1]) <= _REPEATED * left
-            and abs(own - before[0]) > max(_OTHER, 2 * change.error) * abs(own) + 10 * _REPEATED
+            and abs(own - before[0]) > max(OTHER, 2 * change.error) * abs(own) + 10 * _REPEATED
         )
         return change._replace(norms=tuple(norms), repeats=float(repeats and own != 0))
 
@@ -246,7 +247,7 @@ class RankChanges:
             return _NOTHING if fit.is_small else _UNEXPLAINED
         some = [each for each, is_touched in zip(self._held, touched.tolist(), strict=True) if is_touched]
         able = [each for each in self._held if each.requires_grad or each.grad is not None]
-        by_itself = len(some) == 1 or (len(some) < len(able) and self._are_module(some))
+        by_itself = len(some) == 1 or (len(some) < len(able) and are_module(some, self._parameters, self._names))
         return RankChange(1.0 if by_itself else 2.0, *found)
 
 
@@ -350,77 +351,33 @@ class _Fit:
         return self._sums(torch.where(self._cut, beyond, off).double()) == 0
 
 
-def check_changes(subject: str, changes: Sequence[RankChange], before: dict[str, set[Alike]]) -> None:
-    """Refuse what the same script would not do to a whole model.
-
-    `before` has by what those that were looked at before were alike; it is kept for the next ones.
-
-    Two numbers are alike by one of many measures now and then, by chance: they have to be so by the same one when they
-    are looked at next. Of three or more that hardly happens.
-
-    Raises:
-        UsageError: the numbers are of one rank's part each.
-    """
-    known = {rank: each for rank, each in enumerate(changes) if each.extent}  # NaN counts
-    if len(known) < 2 or any(math.isnan(each.extent) for each in known.values()):
-        return
-    if max(each.extent for each in known.values()) < 2:
-        return  # each may be treated by itself
-    error = max(_LEAST_ERROR, *(each.error for each in known.values()))
-    for name in ("own", "cross"):
-        numbers = {rank: number for rank, each in known.items() if (number := getattr(each, name))}
-        unlike = sorted(numbers.values())
-        if len(unlike) < 2 or unlike[-1] - unlike[0] <= _UNLIKE * max(map(abs, unlike)):
-            continue
-        shifts = (1, 0) if name == "own" else (0,)
-        alike = set[Alike]()
-        if not any(are_written([each + shift for each in unlike if each + shift], error) for shift in shifts):
-            measures = [known[rank].measures for rank in numbers]
-            for shift in shifts:
-                alike |= _alike([abs(each + shift) for each in numbers.values()], measures, error, shift)
-        key = f"{subject} {name}"
-        again, before[key] = alike & before.get(key, set()), alike
-        several = sum(high - low > _OTHER * abs(high) for low, high in itertools.pairwise(unlike)) > 1
-        if again or (alike and several) or any(known[rank].repeats for rank in numbers):
-            raise _error(subject, numbers, shift=name == "own")
+def _multiple(
+    parameters: Sequence[nn.Parameter], ratios: Sequence[tuple[float, nn.Parameter]], names: Mapping[int, str]
+) -> Multiple:
+    among = {id(each) for each in parameters}
+    found = [pair for pair in ratios if id(pair[1]) in among]
+    if not found or not all(math.isfinite(each) for each, _ in found):
+        return Multiple(math.nan)
+    multiplied = [pair for pair in found if abs(pair[0] - 1) > ROUNDING] or found
+    numbers = sorted(each for each, _ in multiplied)
+    middle = numbers[len(numbers) // 2]
+    if not any(numbers):
+        return Multiple(math.nan)
+    if middle <= 0 or any(abs(each - middle) > ROUNDING * middle for each in numbers):
+        return Multiple(math.inf)
+    some = [parameter for _, parameter in multiplied] if len(multiplied) < len(found) else []
+    if any(abs(each - middle) > _EXACT * middle for each in numbers):
+        middle = float(f"{middle:.3g}")
+    by_itself = len(multiplied) == 1 or (bool(some) and are_module(some, [each for _, each in found], names))
+    return Multiple(-middle if by_itself else middle, some)
 
 
-def _alike(numbers: Sequence[float], measures: Sequence[Sequence[float]], error: float, shift: int) -> set[Alike]:
-    """By what they are a number of all ranks over, or times, one measure of each: the same one."""
-    found, limit = set[Alike](), min(max(_ALIKE, 4 * error), _HARDLY_ALIKE)
-    for n, each in enumerate(zip(*measures, strict=True)):
-        if all(0 < norm < math.inf for norm in each):
-            for power in (1, -1):
-                products = [number * norm**power for number, norm in zip(numbers, each, strict=True)]
-                if max(products) - min(products) <= limit * max(products):
-                    found.add((shift, n, power))
-    return found
-
-
-def are_written(numbers: Sequence[float], error: float = _LEAST_ERROR) -> bool:
-    """A script is written with all of them, or with the ratios of one to the next, as rates that fall by layers."""
-    ordered = sorted(numbers)
-    ratios = [one / next_one for one, next_one in itertools.pairwise(ordered)]
-    return all(is_written(each, error) for each in ordered) or (
-        bool(ratios) and all(is_written(each, 2 * error) for each in ratios)
-    )
-
-
-def is_written(number: float, error: float = _LEAST_ERROR) -> bool:
-    """It is of three digits, or a simple fraction, as numbers are that stand in a script; known to a relative error."""
-    divisor = next(each for limit, each in _DIVISORS.items() if error <= limit)
-    near = (float(f"{number:.3g}"), float(fractions.Fraction(number).limit_denominator(divisor)))
-    return any(abs(number - each) <= error * abs(number) for each in near)
-
-
-def _error(subject: str, numbers: dict[int, float], *, shift: bool) -> UsageError:
-    told = ", ".join(f"{each + shift:.3g} on worker:{rank}" for rank, each in numbers.items())
-    return UsageError(
-        f"since the last step or update the script has changed {subject} by a number of each rank's own ({told}), as by"
-        " a norm over pipeline.named_parameters(), which is that of one rank's part of the model",
-        hint="the norm of all ranks' gradients is norm = pipeline.clip_grad_norm_(math.inf), which changes nothing;"
-        " sums of a number of each parameter are pipeline.sum_over_parameters",
-    )
+def are_module(some: Sequence[nn.Parameter], among: Sequence[nn.Parameter], names: Mapping[int, str]) -> bool:
+    """Some parameters are all those of one module that are among these; their names are by id."""
+    paths = zip(*(names[id(each)].split(".")[:-1] for each in some), strict=False)
+    module = [parts[0] for parts in itertools.takewhile(lambda parts: len({*parts}) == 1, paths)]
+    within = [each for each in among if names[id(each)].split(".")[: len(module)] == module]
+    return bool(module) and len(within) == len(some)
 
 
 def _unless_apart(expected: torch.Tensor, found: torch.Tensor, error: torch.Tensor | float) -> torch.Tensor:
