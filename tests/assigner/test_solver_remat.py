@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from assigner.solver.pipelines.share_search import ShareSearch
 from assigner.solver.pipelines.shared import SharedCandidate
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.interval_prices import IntervalBytes
-from assigner.solver.problem.memory import least_remat
+from assigner.solver.problem.memory import HeldPartitions, least_remat
 from assigner.solver.problem.options import SolveOptions
 from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.stage_options import exactness
@@ -39,6 +40,13 @@ def every_subset(activations, forwards, in_flight, room):
     return min(fitting, default=None)
 
 
+def least(sizes, seconds, *, in_flight, room, **nodes):
+    """`least_remat` of partitions that keep so many bytes, and take so many seconds to run again."""
+    both = zip(sizes, seconds, strict=True)
+    costs = [SimpleNamespace(activation_bytes=size, recompute_s=each) for size, each in both]
+    return least_remat(HeldPartitions(tuple(costs), [None] * len(costs), room, 0.0), in_flight, **nodes)
+
+
 @pytest.mark.parametrize("seed", range(150))
 def test_the_cheapest_subset_that_fits(seed):
     """Least added forward time over all subsets, ties and zeros included; None where nothing fits."""
@@ -49,7 +57,7 @@ def test_the_cheapest_subset_that_fits(seed):
     in_flight = rng.choice([1, 2, 4, 8])
     room = rng.uniform(-0.1, 1.1) * in_flight * sum(sizes)
     best = every_subset(sizes, forwards, in_flight, room)
-    found = least_remat(sizes, forwards, in_flight=in_flight, room=room)
+    found = least(sizes, forwards, in_flight=in_flight, room=room)
     assert (found is None) == (best is None)
     if found is not None:
         assert sum(forwards[i] for i in found.positions) == found.seconds == found.floor_s == pytest.approx(best)
@@ -59,12 +67,12 @@ def test_the_cheapest_subset_that_fits(seed):
 
 def test_nothing_is_rematerialised_where_everything_fits():
     """Room for all: the empty choice, not a free one of zero cost."""
-    assert least_remat([1.0, 1.0], [0.0, 0.0], in_flight=2, room=4.0).positions == ()
+    assert least([1.0, 1.0], [0.0, 0.0], in_flight=2, room=4.0).positions == ()
 
 
 def test_many_equal_blocks_are_chosen_at_once():
     """Sixty alike partitions are decided by count, not by trying their subsets."""
-    found = least_remat([2.0] * 60, [1.0 + i * 1e-6 for i in range(60)], in_flight=4, room=300.0)
+    found = least([2.0] * 60, [1.0 + i * 1e-6 for i in range(60)], in_flight=4, room=300.0)
     assert found.positions == tuple(range(23))
 
 
@@ -80,8 +88,8 @@ def test_a_search_that_is_cut_off_has_a_floor(noise, in_flight):
     """The choice fits, no choice adds less than the floor, and it says that it may not be the best."""
     sizes, seconds = knapsack(16, noise)
     room = 0.5 * in_flight * sum(sizes)
-    best = least_remat(sizes, seconds, in_flight=in_flight, room=room, nodes=10**7)
-    few = least_remat(sizes, seconds, in_flight=in_flight, room=room, nodes=20)
+    best = least(sizes, seconds, in_flight=in_flight, room=room, nodes=10**7)
+    few = least(sizes, seconds, in_flight=in_flight, room=room, nodes=20)
     assert best.exact
     assert not few.exact
     assert few.floor_s <= best.seconds <= few.seconds == pytest.approx(sum(seconds[i] for i in few.positions))
@@ -94,7 +102,7 @@ def test_the_floor_of_items_of_about_one_size_goes_by_their_number():
     """By bytes the last of them counts in part only, which leaves out most of it where few are enough."""
     rng = random.Random(12)
     sizes, seconds = ([1 + rng.uniform(-noise, noise) for _ in range(20)] for noise in (0.05, 0.005))
-    found = least_remat(sizes, seconds, in_flight=4, room=3.3 * sum(sizes), nodes=60)
+    found = least(sizes, seconds, in_flight=4, room=3.3 * sum(sizes), nodes=60)
     assert len(found.positions) == 4
     assert sum(sorted(seconds)[:4]) * (1 - 1e-12) <= found.floor_s
 
@@ -123,7 +131,7 @@ def test_no_floor_of_a_search_is_below_the_bound_of_many_at_once(monkeypatch):
 def test_a_subset_sum_ends_with_its_nodes(n):
     """As many seconds per byte everywhere: no bound prunes it, and no stage is too deep for it."""
     sizes, seconds = knapsack(n, 0.0)
-    found = least_remat(sizes, seconds, in_flight=4, room=2 * sum(sizes))
+    found = least(sizes, seconds, in_flight=4, room=2 * sum(sizes))
     assert found.seconds * (1 - 1e-3) < found.floor_s < found.seconds
 
 

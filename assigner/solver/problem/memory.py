@@ -25,7 +25,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -114,47 +114,30 @@ class RematSearch:
     def least(self, held: HeldPartitions, in_flight: int, clock: SolveClock) -> LeastRemat | None:
         """What to rematerialise with so many micro-batches in flight; None: that many do not fit; as `least_remat`."""
         nodes = tuning.KNAPSACK_NODES // (20 if self._cut_off >= tuning.KNAPSACKS_CUT else 1)
-        found = least_remat(
-            [each.activation_bytes for each in held.costs], [each.recompute_s for each in held.costs],
-            in_flight=in_flight, room=held.room - in_flight * held.read, rules=held.rules,
-            nodes=0 if clock.over else nodes,
-        )  # fmt: skip
+        found = least_remat(held, in_flight, 0 if clock.over else nodes)
         self._cut_off += found is not None and not found.exact
         return found
 
 
-def least_remat(
-    activations: Sequence[float],
-    recomputes: Sequence[float],
-    *,
-    in_flight: int,
-    room: float,
-    rules: Sequence[RematRule | None] | None = None,
-    nodes: int = tuning.KNAPSACK_NODES,
-) -> LeastRemat | None:
-    """The positions to rematerialise: least sum of `recomputes`, then found first; None: nothing fits.
+def least_remat(held: HeldPartitions, in_flight: int, nodes: int = tuning.KNAPSACK_NODES) -> LeastRemat | None:
+    """What to rematerialise with so many micro-batches in flight: least seconds, then found first; None: nothing fits.
 
     The largest rematerialised activation is enumerated: for each value `top`, only partitions up to it take part, and
-    what is left is a minimum knapsack.
-
-    Args:
-        activations: Bytes that each partition keeps per micro-batch.
-        recomputes: Seconds that rematerialising each partition adds to a micro-batch.
-        in_flight: Micro-batches kept at once.
-        room: Bytes for activations.
-        rules: Per position "never" or "always" where there is no choice; left out: all are free.
-        nodes: So many branch and bound may take; where it is cut off, a good choice is found with as many more.
+    what is left is a minimum knapsack. Branch and bound may take so many `nodes`; where it is cut off, a good choice is
+    found with as many more.
     """
-    given = rules or [None] * len(activations)
-    forced = [i for i, rule in enumerate(given) if rule == "always"]
+    activations = [each.activation_bytes for each in held.costs]
+    recomputes = [each.recompute_s for each in held.costs]
+    room = held.room - in_flight * held.read
+    forced = [i for i, rule in enumerate(held.rules) if rule == "always"]
     base = max((activations[i] for i in forced), default=0.0)
     excess = in_flight * (sum(activations) - sum(activations[i] for i in forced)) - room
     must = sum(recomputes[i] for i in forced)
     if excess + base <= 0:
         return LeastRemat(tuple(forced), must, must)
-    free = [i for i, size in enumerate(activations) if size > 0 and given[i] is None]
+    free = [i for i, size in enumerate(activations) if size > 0 and held.rules[i] is None]
     ranked = sorted(free, key=lambda i: (recomputes[i] / activations[i], i))
-    best = _Cheapest(float("inf"), None)
+    best = _Cheapest()
     sizes = sorted({activations[i] for i in ranked}, reverse=True)
     cut_off, left = [], nodes
     for n, top in enumerate(sizes):
@@ -162,14 +145,11 @@ def least_remat(
         need = (excess + max(top, base)) / in_flight
         if sum(activations[i] for i in items) < need:
             break  # a smaller top loses more activations than it gains room
+        knapsack = _Knapsack(items, activations, recomputes, need)
         if len(sizes) - n <= tuning.COUNTED_SIZES:
-            groups = [[i for i in items if activations[i] == size] for size in sizes[n:]]
-            _count(sorted(groups, key=len), sizes_of=activations, recomputes=recomputes, need=need, best=best)
-        else:
-            knapsack = _Knapsack(items, activations, recomputes, need)
-            left = knapsack.search(best, left)
-            if not left:
-                cut_off.append(knapsack)
+            knapsack.count(best)
+        elif not (left := knapsack.search(best, left)):
+            cut_off.append(knapsack)
         if top <= base:
             break  # below, only choice is lost
     floor = _most_promising(cut_off, best, nodes)
@@ -205,51 +185,15 @@ def _most_promising(knapsacks: Sequence[_Knapsack], best: _Cheapest, nodes: int)
 
 @dataclass(slots=True)
 class _Cheapest:
-    cost: float
-    chosen: list[int] | None
+    """The best choice so far of all knapsacks of one question, and what it takes."""
 
+    cost: float = math.inf
+    chosen: tuple[int, ...] | None = None
 
-def _count(
-    groups: Sequence[list[int]],
-    *,
-    sizes_of: Sequence[float],
-    recomputes: Sequence[float],
-    need: float,
-    best: _Cheapest,
-    taken: tuple[int, ...] = (),
-    cost: float = 0.0,
-) -> None:
-    """Improve `best`: of each group, whose activations are equal, the cheapest few; of the last, what is still missing.
-
-    `need` is what is left for the chosen to add up to; `taken` was chosen from earlier groups and takes `cost`.
-    """
-    group, *rest = groups
-    size = sizes_of[group[0]]
-    if not rest:
-        least = max(0, math.ceil(need / size))
-        if least > len(group):
-            return
-        cost += sum(recomputes[i] for i in group[:least])
-        if cost < best.cost:
-            best.cost, best.chosen = cost, [*taken, *group[:least]]
-        return
-    for number in range(len(group) + 1):
-        if cost >= best.cost:
-            return
-        _count(
-            rest, sizes_of=sizes_of, recomputes=recomputes, need=need - number * size, best=best,
-            taken=(*taken, *group[:number]), cost=cost,
-        )  # fmt: skip
-        if number * size >= need or number == len(group):
-            return
-        cost += recomputes[group[number]]
-
-
-class _Chain(NamedTuple):
-    """What was chosen last, and before that: branches share their beginnings."""
-
-    last: int
-    before: _Chain | None
+    def take(self, cost: float, chosen: tuple[int, ...]) -> None:
+        """Take another where it is cheaper."""
+        if cost < self.cost:
+            self.cost, self.chosen = cost, chosen
 
 
 class _Knapsack:
@@ -258,8 +202,39 @@ class _Knapsack:
     def __init__(self, items: Sequence[int], sizes: Sequence[float], recomputes: Sequence[float], need: float) -> None:
         self.items, self.need = items, need
         self._sizes, self._recomputes = sizes, recomputes
-        self._size_up_to = list(itertools.accumulate((sizes[i] for i in items), initial=0.0))
-        self._cost_up_to = list(itertools.accumulate((recomputes[i] for i in items), initial=0.0))
+
+    @cached_property
+    def _size_up_to(self) -> list[float]:
+        return list(itertools.accumulate((self._sizes[i] for i in self.items), initial=0.0))
+
+    @cached_property
+    def _cost_up_to(self) -> list[float]:
+        return list(itertools.accumulate((self._recomputes[i] for i in self.items), initial=0.0))
+
+    def count(self, best: _Cheapest) -> None:
+        """Improve `best` where there are few sizes: of each the cheapest few, of the last, what is still missing."""
+        sizes = sorted({self._sizes[i] for i in self.items}, reverse=True)
+        groups = sorted(([i for i in self.items if self._sizes[i] == size] for size in sizes), key=len)
+        self._count(groups, self.need, (), 0.0, best)
+
+    def _count(
+        self, groups: Sequence[Sequence[int]], need: float, taken: tuple[int, ...], cost: float, best: _Cheapest
+    ) -> None:
+        """Likewise with what was `taken` of earlier sizes, at this cost, so that `need` bytes are left."""
+        group, *rest = groups
+        size = self._sizes[group[0]]
+        if not rest:
+            least = max(0, math.ceil(need / size))
+            if least <= len(group):
+                best.take(cost + sum(self._recomputes[i] for i in group[:least]), (*taken, *group[:least]))
+            return
+        for number in range(len(group) + 1):
+            if cost >= best.cost:
+                return
+            self._count(rest, need - number * size, (*taken, *group[:number]), cost, best)
+            if number * size >= need or number == len(group):
+                return
+            cost += self._recomputes[group[number]]
 
     @cached_property
     def least(self) -> float:
@@ -275,12 +250,13 @@ class _Knapsack:
 
     def bound(self, at: int, missing: float) -> float:
         """Least seconds for so many bytes of the items from `at` on: in their order, the last one in part."""
-        filled = bisect_left(self._size_up_to, self._size_up_to[at] + missing, lo=at)
+        size_up_to, cost_up_to = self._size_up_to, self._cost_up_to
+        filled = bisect_left(size_up_to, size_up_to[at] + missing, lo=at)
         if filled > len(self.items):
-            return float("inf")
+            return math.inf
         i = self.items[filled - 1]
-        over = (self._size_up_to[filled] - self._size_up_to[at] - missing) / self._sizes[i]
-        return self._cost_up_to[filled] - self._cost_up_to[at] - over * self._recomputes[i]
+        over = (size_up_to[filled] - size_up_to[at] - missing) / self._sizes[i]
+        return cost_up_to[filled] - cost_up_to[at] - over * self._recomputes[i]
 
     def search(self, best: _Cheapest, nodes: int, near: float = TIE) -> int:
         """Improve `best` by depth-first branch and bound; returns how many of the `nodes` are left, 0: it was cut off.
@@ -291,16 +267,14 @@ class _Knapsack:
         """
         if nodes > 1 and self.least >= best.cost * (1 - near):
             return nodes
-        none: frozenset[float] = frozenset()
-        stack: list[tuple[int, float, float, frozenset[float], _Chain | None]] = [(0, self.need, 0.0, none, None)]
+        stack = [(0, self.need, 0.0, frozenset[float](), tuple[int, ...]())]
         while stack:
             if nodes <= 1:
                 return 0
             nodes -= 1
             at, missing, cost, left_out, chosen = stack.pop()
             if missing <= 0:
-                if cost < best.cost:
-                    best.cost, best.chosen = cost, _links(chosen)
+                best.take(cost, chosen)
                 continue
             if at == len(self.items) or cost + self.bound(at, missing) >= best.cost * (1 - near):
                 continue
@@ -308,16 +282,8 @@ class _Knapsack:
             size = self._sizes[i]
             stack.append((at + 1, missing, cost, left_out | {size}, chosen))
             if size not in left_out:
-                stack.append((at + 1, missing - size, cost + self._recomputes[i], left_out, _Chain(i, chosen)))
+                stack.append((at + 1, missing - size, cost + self._recomputes[i], left_out, (*chosen, i)))
         return nodes
-
-
-def _links(chain: _Chain | None) -> list[int]:
-    found = []
-    while chain is not None:
-        found.append(chain.last)
-        chain = chain.before
-    return found
 
 
 class RematSets:
