@@ -26,7 +26,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -96,6 +96,14 @@ class _Trial:
     changed_gradients: bool = False  # one of the steps has left others
     kept_gradients: bool = False  # the optimizer's own `zero_grad` has left some
     figure: float = 0.0
+
+
+class _Comparison(NamedTuple):
+    """Steps over all parameters beside those over each worker's: where they differ, it is by `others`, in words."""
+
+    together: _Trial
+    apart: Mapping[frozenset[str], _Trial]
+    others: str
 
 
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
@@ -212,35 +220,33 @@ def _checked(
             hint=_EMPTY_HINT if isinstance(error, IndexError) else _SMALL_HINT,
         ) from error
     none = _Trial({key: tuple(each * 0 for each in updates) for key, updates in together.updates.items()})
-    found = _differing(together, {share: apart.get(share, none) for share in parts})
-    looks = f"{name}, with the hooks on its step if there are any, looks at several parameters at once: what it does to"
-    if found is not None and together.drawn:
-        raise _drawn_error(optimizer, repr(found))
-    if found is not None and trials.go_on():
-        raise UsageError(
-            f"{name}, or a hook on its step, keeps something that outlives it, as in an attribute of its class, a name"
-            f" of its file or a closure around its builder: its trial would count on there, and what it does to"
-            f" {found!r} depends on it",
-            hint="keep it as a number in each param group, or as a tensor in the state of each parameter",
-        )
-    if found is not None:
-        raise UsageError(f"{looks} {found!r} depends on others that another worker has under this plan", hint=_HINT)
-    for words, trial, fine in odd:
-        if (found := _differing(trial, fine)) is not None:
-            if trial.drawn:
-                raise _drawn_error(optimizer, repr(found))
+    every = {share: apart.get(share, none) for share in parts}
+    plain = _Comparison(together, every, "others that another worker has under this plan")
+    for each in (plain, *odd):
+        found = _differing(each.together, each.apart)
+        if found is None:
+            continue
+        if each.together.drawn:
+            raise _drawn_error(optimizer, repr(found))
+        if each is plain and trials.go_on():
             raise UsageError(
-                f"{looks} {found!r} depends on whether the gradients of others {words}, which another worker has under"
-                " this plan",
-                hint=_ODD_HINT,
+                f"{name}, or a hook on its step, keeps something that outlives it, as in an attribute of its class, a"
+                f" name of its file or a closure around its builder: its trial would count on there, and what it does"
+                f" to {found!r} depends on it",
+                hint="keep it as a number in each param group, or as a tensor in the state of each parameter",
             )
+        raise UsageError(
+            f"{name}, with the hooks on its step if there are any, looks at several parameters at once: what it does to"
+            f" {found!r} depends on {each.others}",
+            hint=_HINT if each is plain else _ODD_HINT,
+        )
     if drawn is not None:
         raise _drawn_error(optimizer, repr(drawn))
-    every = (together, *(trial for _, trial, _ in odd))
+    whole = (together, *(each.together for each in odd))
     return StepBehaviour(
         runs_idle=apart.keys() == parts.keys(),
-        changes_gradients=any(each.changed_gradients for each in every),
-        keeps_gradients=any(each.kept_gradients for each in (*every, *apart.values())),
+        changes_gradients=any(each.changed_gradients for each in whole),
+        keeps_gradients=any(each.kept_gradients for each in (*whole, *apart.values())),
         draws_alike=together.drawn is not None and all(each.drawn == together.drawn for each in apart.values()),
         figure=together.figure,
     )
@@ -322,27 +328,25 @@ def _tried_apart(
     raise AssertionError("an error with the last of them has another class")
 
 
-def _tried_oddly(
-    trials: _Trials, shares: Sequence[frozenset[str]]
-) -> list[tuple[str, _Trial, dict[frozenset[str], _Trial]]]:
+def _tried_oddly(trials: _Trials, shares: Sequence[frozenset[str]]) -> list[_Comparison]:
     """Trials of all parameters with odd gradients in the middle, for every other worker; and those of the rest alone.
 
     Where there are no gradients, those of the workers without are tried too: a count may go on where others have some.
     A step that fails over such gradients says nothing: it ends a run, on however many workers.
-
-    Returns:
-        For each of them what the gradients are else, in words, the trial, and those to compare it with.
     """
-    scales, found = (1.0, 1.0, 1.0), list[tuple[str, _Trial, dict[frozenset[str], _Trial]]]()
+    scales, found = (1.0, 1.0, 1.0), list[_Comparison]()
     for odd, even in (shares[::2], shares[1::2]), (shares[1::2], shares[::2]):
         if names := frozenset().union(*odd) - frozenset().union(*even):
             fine = {share: trials.tried(share, scales) for share in even}
             for value, words in _ODD.items() if fine else ():
+                others = f"whether the gradients of others {words}, which another worker has under this plan"
+                given = dict.fromkeys(names, value)
                 with contextlib.suppress(Exception):
-                    together = trials.tried(trials.whole, scales, odd=names, value=value)
-                    found.append((words, together, fine))
+                    together = trials.tried(trials.whole, scales, odd=given)
+                    found.append(_Comparison(together, fine, others))
                     if value is None:
-                        found.append((words, together, {each: trials.tried(each, scales, odd=names) for each in odd}))
+                        without = {each: trials.tried(each, scales, odd=given) for each in odd}
+                        found.append(_Comparison(together, without, others))
     return found
 
 
@@ -407,8 +411,7 @@ class _Trials:
         share: Collection[str],
         scales: Sequence[float],
         *,
-        odd: Collection[str] = (),
-        value: float | None = None,
+        odd: Mapping[str, float | None] | None = None,
         called: list[bool] | None = None,
         in_kind: bool = False,
     ) -> _Trial:
@@ -417,8 +420,8 @@ class _Trials:
         Args:
             share: The worker's.
             scales: Those of the gradients in the steps.
-            odd: Parameters whose gradients are others in the step in the middle, and
-            value: what stands in them; None: there are none.
+            odd: Parameters whose gradients are others in the step in the middle, and what stands in these; None: they
+                have none then.
             called: Notes its calls of a closure, which gives the same gradients again; None: there is no closure.
             in_kind: The stand-ins are of the types that the parameters have.
         """
@@ -445,10 +448,10 @@ class _Trials:
                 kept = kept or any(each.grad is not None and bool(each.grad.any()) for each in held.values())
             shares = {name: 10 ** (2 * float(torch.rand((), generator=generator, device="cpu")) - 1) for name in small}
             given = {name: directions[name] * scale * shares[name] for name, each in held.items() if each.requires_grad}
-            for name in given.keys() & set(odd) if n == len(scales) // 2 else ():
+            for name, value in (odd or {}).items() if n == len(scales) // 2 else ():
                 if value is None:
-                    del given[name]
-                else:
+                    given.pop(name, None)
+                elif name in given:
                     given[name].view(-1)[:1] = value
 
             def closure(given: Mapping[str, torch.Tensor] = given) -> float:
