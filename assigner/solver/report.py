@@ -40,35 +40,58 @@ def make_solution(
     No plan that the search covers is below `bound`, without wires that links share, which only delay; `options` are in
     the user's own words.
     """
-    cost, plan, value = search.problem.cost, best.plan, best.value
+    cost, plan = search.problem.cost, best.plan
     prediction = prediction_of(plan, cost)
-    _check(plan, value, objective_value(plan, plan.objective, cost, step_s=prediction.step_s))
+    _check(plan, best.value, objective_value(plan, plan.objective, cost, step_s=prediction.step_s))
     _check_memory(prediction)
-    of_all = min(value, least_of_all_s(search.problem, {each.micro_batches for each in search.candidates}))
-    any_order_s = of_all if search.any_order and plan.objective == "step" else None  # of a step it is the bound
-    covered = search.problem.options.searches(plan)
-    if plan.is_divided or not covered:
-        bound = of_all
-    report = _report(search, best.found_by, options, value, min(bound, value))
-    if not covered:
-        report = replace(
-            report, name="assigner", version=__version__, proven_by=(TOTAL_WORK,), scope=_any_scope(search, options)
-        )
-    elif plan.is_divided:
-        kept = _that_keep_hints(search, options).rstrip(",")
-        scope = f"{kept}, also those that divide optimizer state, with {_counts(search)}"
-        report = replace(report, proven_by=(TOTAL_WORK,), scope=scope)
-    elif plan.objective != "cost" and not plan.is_replicated:
-        single = min(search.bound_of(shares=False), value)
-        report = replace(report, single_bound_s=single if single > report.bound_s else None)
-    if any_order_s is not None:
-        report = replace(report, any_order_s=any_order_s, any_order_found_s=search.any_order_found_s)
+    report = _report(search, best, bound, options)
     return Solution(
         replace(
-            plan, predicted=prediction, solver=report, candidates=_candidates(search, best, bound),
+            plan, predicted=prediction, solver=report, candidates=_candidates(search, best, report.bound_s),
             baselines=tuple(each.row for each in simple),
         )
     )  # fmt: skip
+
+
+def _report(search: Search, best: Proposal, bound: float, options: SolveOptions) -> SolverReport:
+    """What is proven, of which plans and by what, in the unit of the plan's objective; arguments as above.
+
+    Of a plan that the search is not about, as one in an order of its own, what bounds every plan is the bound.
+    """
+    plan, value = best.plan, best.value
+    of_all = min(value, least_of_all_s(search.problem, {each.micro_batches for each in search.candidates}))
+    ranges_over_orders = search.any_order and plan.objective == "step"  # its bound is one of the step
+    single_s = 0.0
+    covered = search.problem.options.searches(plan)
+    if covered and not plan.is_divided:
+        proven_by, scope = tuple(sorted(search.proofs)), _scope(search, options)
+        if plan.objective != "cost" and not plan.is_replicated:
+            single_s = min(search.bound_of(shares=False), value)
+    else:
+        bound, proven_by, scope = of_all, (TOTAL_WORK,), _any_scope(search, options)
+        if covered:
+            kept = _that_keep_hints(search, options).rstrip(",")
+            scope = f"{kept}, also those that divide optimizer state, with {_counts(search)}"
+    bound = min(bound, value)
+    gap = (value - bound) / value if value else 0.0
+    solved = covered and bool({RELAXATION, INTEGER_PROGRAM} & {best.found_by, *search.proofs})
+    return SolverReport(
+        name={"highs": "HiGHS", "cbc": "CBC"}[options.solver] if solved else "assigner",
+        version=search.state.backend.version() if solved else __version__,
+        status="optimal" if gap <= options.stop_gap + PROVEN else "feasible",
+        objective_s=value,
+        bound_s=bound,
+        gap=0.0 if gap <= PROVEN else gap,
+        seconds=search.state.clock.elapsed_s,
+        options=options.record(),
+        found_by=best.found_by,
+        proven_by=proven_by,
+        scope=scope,
+        interrupted=search.state.interrupted,
+        single_bound_s=single_s if single_s > bound else None,
+        any_order_s=of_all if ranges_over_orders else None,
+        any_order_found_s=search.any_order_found_s if ranges_over_orders else None,
+    )
 
 
 def _check(plan: Plan, told: float, found: float) -> None:
@@ -89,26 +112,6 @@ def _check_memory(prediction: Prediction) -> None:
                 f" {worker.capacity_bytes:.0f}",
                 hint="this is a bug in the solver: please report it with the profile",
             )
-
-
-def _report(search: Search, found_by: str, options: SolveOptions, value: float, bound: float) -> SolverReport:
-    """What is proven, of which plans and by what, in the unit of the plan's objective."""
-    state, gap = search.state, (value - bound) / value if value else 0.0
-    solved = {RELAXATION, INTEGER_PROGRAM} & {found_by, *search.proofs}
-    return SolverReport(
-        name={"highs": "HiGHS", "cbc": "CBC"}[options.solver] if solved else "assigner",
-        version=state.backend.version() if solved else __version__,
-        status="optimal" if gap <= options.stop_gap + PROVEN else "feasible",
-        objective_s=value,
-        bound_s=bound,
-        gap=0.0 if gap <= PROVEN else gap,
-        seconds=state.clock.elapsed_s,
-        options=options.record(),
-        found_by=found_by,
-        proven_by=tuple(sorted(search.proofs)),
-        scope=_scope(search, options),
-        interrupted=state.interrupted,
-    )
 
 
 def _scope(search: Search, options: SolveOptions) -> str:

@@ -1,4 +1,16 @@
-"""The solver's main: hints into the problem, the search, the choice among plans as good, the answer."""
+"""The solver's main: hints into the problem, the search, the choice among plans as good, the answer.
+
+What an answer claims comes about so:
+
+    found by     every plan is offered by a candidate (`CandidateSearch.offer`, methods/candidate.py) with the name of
+                 what found it, `Proposal.found_by`; the best of all candidates is `SearchState.best`
+    proven by    a candidate says that none of its plans is below a bound, with the name of what proves it
+                 (`CandidateSearch.raise_bound`); the least of these is `Search.bound`, the names `Search.proofs`
+    of which     report.py: the candidates there were, in words (`scope`); of a plan that is none of theirs, as one
+    plans        with an order of its own, what bounds all plans takes the place of bound and proof
+
+Which search finds and which proves, candidate by candidate, is the table in search/search.py.
+"""
 
 from __future__ import annotations
 
@@ -72,9 +84,8 @@ def solve(
         best, bound, fastest_s = search.state.best, search.bound, search.state.best_value
         if options.objective == "step" or best is None:
             best = search.ended_by_interrupt(lambda: _chosen(search, simple))
-        lighter = search.ended_by_interrupt(lambda: relieved(search, best)) if options.objective == "step" else None
-        if lighter is not None:
-            best = lighter
+        if options.objective == "step":
+            best = search.ended_by_interrupt(lambda: relieved(search, best)) or best
     if search.any_order:
         from assigner.solver.orders.search import with_orders
 
