@@ -192,14 +192,12 @@ class BottleneckSearch:
         self._sweep, self._target, self._more = sweep, target, more
         self._serials = itertools.count(1)
         self._open = [BottleneckCell(0.0, 0, low[0], high[0], low[1], high[1], math.nan, high)]
-        self._floor, self._at_work = above, math.inf
-        self.done = False
+        self._floor, self.done = above, False
 
     @property
     def bound(self) -> float:
         """A value that no pipeline within the limits is below, in seconds; inf: there is no pipeline."""
-        waiting = self._open[0].bound if self._open else math.inf
-        return min(self._floor, self._at_work, waiting)
+        return min(self._floor, self._open[0].bound) if self._open else self._floor
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Cut cells until the bound reaches the target, nothing is left to cut, or `stop` says so."""
@@ -207,11 +205,8 @@ class BottleneckSearch:
             if not self._open or self._open[0].bound >= min(self._target(), self._floor):
                 self.done = True
                 return
-            cell = self._open[0]
-            self._at_work = cell.bound
-            heapq.heappop(self._open)
-            self._cut(cell)
-            self._at_work = math.inf
+            self._cut(self._open[0])
+            heapq.heappop(self._open)  # it was the first all the while: its bound held until its parts were there
 
     def _cut(self, cell: BottleneckCell) -> None:
         """Cut a cell across its longer side; where its limits have come down a good deal, it is swept again first."""

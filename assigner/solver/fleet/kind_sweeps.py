@@ -353,11 +353,15 @@ class StepCell:
 
 
 class StepCells:
-    """Branch and bound over the largest G of a pipeline's stages, in cells from one limit to another.
+    """Branch and bound over the largest G of a pipeline's stages (`StepPrices`), in cells from `low` to `high`.
 
-    A step takes S + G at least. Of a cell the path program finds a pipeline that takes least of those whose stages keep
-    to its upper limit, S and its lower limit counting as one more load: a small sum, of few stages that take long and
-    recompute little, has the longer waits. What may lie behind a stage keeps to the limit, too.
+    With S the sum of a pipeline, of all pipelines in a cell
+
+        step >= S + low,   and   step >= L of each stage and the sum in front of it,   where each stage has G <= high
+
+    with L and G by the least trip of such stages that can lie behind it. One sweep of the path program finds the
+    pipeline that takes least by these, and so a bound of the cell: a small S, of few stages that take long and
+    recompute little, has the larger G. The cell of least bound is looked at, and cut in two once it is that again.
 
     Args:
         servers: Of stages, as of the path program.
@@ -408,42 +412,40 @@ class StepCells:
 
     def _look(self, cell: StepCell, below: float) -> None:
         """Put what is now known of the first cell in its place: nothing if it has no step below a value."""
-        found, swept = self._swept(cell, below)
+        found = self._swept(cell, below)
         heapq.heappop(self._open)
+        if found is None:
+            self._floor = min(self._floor, below)
+            return
+        swept, pipeline = found
         if swept.bound < below:
             heapq.heappush(self._open, swept)
         if swept.bound >= below or swept.high < cell.high:
             self._floor = min(self._floor, below)
-        if found is not None:
-            self._place(found)
+        self._place(pipeline)
 
-    def _swept(self, cell: StepCell, below: float) -> tuple[KindPipeline | None, StepCell]:
-        """The pipeline that takes least, and the cell with what that tells."""
-        nothing = None, replace(cell, bound=math.inf)
+    def _swept(self, cell: StepCell, below: float) -> tuple[StepCell, KindPipeline] | None:
+        """The cell with what its pipeline that takes least tells, and that; None: it has none below a value."""
         limit, servers, near = self._limit, self._servers, below * (1 + ROUNDING)
-        seconds = self._prices.within(cell.high + near - below, near) if below < math.inf else self._any
+        finite = below < math.inf
+        seconds = self._prices.within(cell.high + near - below if finite else math.inf, near)
         pace = servers.forward[np.isfinite(seconds) & (servers.forward <= limit)]
         if not pace.size:
-            return nothing
+            return None
         limit = min(limit, max(float(pace.max()), self._slowest_message) * (1 + ROUNDING) or limit)
         servers = replace(servers, seconds=seconds)
         trips = cell.trips or self._sweep.trips(servers, limit, limit)
         least = trips.least * (1 - ROUNDING)
         if least + cell.low >= below:
-            return nothing
+            return None
         high = min(cell.high, below - least)
-        more = high + (near - below if below < math.inf else 0.0)
+        more = high + (near - below if finite else 0.0)
         loads = StepLoads(self._prices, trips, floor=cell.low, more=more, below=near)
         found = self._sweep.least(servers, limit, limit, loads=loads)
         if found is None:
-            return nothing
+            return None
         bound = max(cell.bound, found.seconds * (1 - ROUNDING))
-        return found, replace(cell, bound=bound, high=high, looked_at=True, trips=trips)
-
-    @cached_property
-    def _any(self) -> Floats:
-        """Seconds of stages whatever they take."""
-        return self._prices.within(math.inf, math.inf)
+        return replace(cell, bound=bound, high=high, looked_at=True, trips=trips), found
 
     @cached_property
     def _slowest_message(self) -> float:
