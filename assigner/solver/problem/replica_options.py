@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections import Counter
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
@@ -79,17 +80,19 @@ class ReplicaOptions(StageOptions):
     bounds. Of times the fastest worker's count, of recomputing what each worker alone needs at least. What all of them
     rematerialise is no part of it: it goes by the shares and the micro-batches in flight (stage_remat.py).
 
-    Shared stages whose value by themselves is `below()` seconds or more are left out of `all`.
+    Shared stages whose value by themselves is `below()` seconds or more are left out of `all`; that is asked for once,
+    when they are first looked at, and then is `below_s`.
     """
 
     only_shared = True
 
     def __init__(self, table: IntervalPrices, *, deep: bool, below: Callable[[], float]) -> None:
         super().__init__(table, deep=deep)
-        self._each, self._below = table.one_f_one_b, below
+        self._each, self._below, self.below_s = table.one_f_one_b, below, math.inf
         single = table.one_f_one_b if deep else table.gpipe
         self._alone = single if single.count() <= tuning.FULL_OPTIONS else StageOptions(table, deep=deep, relaxed=True)
         self._between = cache(self._ways)
+        self._on = cache(self._held_by)
 
     @cached_property
     def _sizes(self) -> list[int]:
@@ -123,15 +126,14 @@ class ReplicaOptions(StageOptions):
         Raises:
             OutOfTime: the time is over.
         """
-        below, number = self._below(), len(self._table.groups)
+        self.below_s, number = self._below(), len(self._table.groups)
         if not self.few:
             return {}
         among = replica_sets(self._sizes, self._most) if self.whole else self._natural()
         found: dict[tuple[int, ...], list[StageOption]] = {}
-        on = cache(lambda group: self._on(group, self._intervals))
         for members in among:
             if 2 <= len(members) <= self._most:
-                options = self._shared(members, number + len(found), self._intervals, on, below)
+                options = self._shared(members, number + len(found), range(len(self._intervals)), self.below_s)
                 if options:
                     found[members] = options
         return found
@@ -195,16 +197,18 @@ class ReplicaOptions(StageOptions):
 
     @cached_property
     def _intervals(self) -> list[tuple[int, int]]:
-        """(first, last) of every stage that fits on some worker with one micro-batch in flight."""
+        """(first, last) of every stage that may be shared and fits on some worker with one micro-batch in flight."""
         single = self._alone if self._deep else StageOptions(self._table, deep=True, relaxed=True)
-        return sorted({(option.first, option.last) for option in single.all})
+        found, may_share = {(option.first, option.last) for option in single.all}, self._table.problem.may_share
+        return sorted((first, last) for first, last in found if all(may_share[first : last + 1]))
 
     def find(self, first: int, last: int, group: int, stages: int = 1) -> StageOption | None:
         """As of `StageOptions`, for a set of any number of workers."""
         if group < len(self._table.groups):
             return self._alone.find(first, last, group, stages)
-        one = [(first, last)]
-        return next(iter(self._shared(self.sets[group], group, one, lambda group: self._on(group, one))), None)
+        at = bisect_left(self._intervals, (first, last))
+        fits = self._intervals[at : at + 1] == [(first, last)]
+        return next(iter(self._shared(self.sets[group], group, [at] if fits else [])), None)
 
     def alone(self, option: StageOption) -> Sequence[StageOption]:
         """As of `StageOptions`, in the order in which a plan names the workers."""
@@ -217,28 +221,19 @@ class ReplicaOptions(StageOptions):
         return self._seconds([self._each.levels(option.first, option.last, group)])[:, 0]
 
     def _shared(
-        self, members: tuple[int, ...], number: int, intervals: Sequence[tuple[int, int]],
-        on: Callable[[int], tuple[list[tuple[StageOption, ...]], Floats]], below: float = math.inf,
-    ) -> list[StageOption]:  # fmt: skip
-        """The stages that workers share, of these intervals in rising order.
-
-        `number` is that of their set, `on` is `_on` of these intervals.
-        """
-        table, problem = self._table, self._table.problem
-        known = {group: on(group) for group in dict.fromkeys(members)}
-        whole = [
-            n for n, (first, last) in enumerate(intervals)
-            if all(problem.may_share[first : last + 1]) and all(levels[n] for levels, _ in known.values())
-        ]  # fmt: skip
+        self, members: tuple[int, ...], number: int, which: Sequence[int], below: float = math.inf
+    ) -> list[StageOption]:
+        """The stages that workers share, of the intervals with these numbers; `number` is that of their set."""
+        table, problem, held = self._table, self._table.problem, [self._on(group) for group in members]
+        whole = [n for n in which if all(levels[n] for levels, _ in held)]
         if not whole:
             return []
-        levels = {group: found for group, (found, _) in known.items()}
-        shares, busiest = least_shares([known[group][1][:, whole] for group in members], each=1)
+        shares, busiest = least_shares([seconds[:, whole] for _, seconds in held], each=1)
         choices, found, over = self._members(members), [], set[int]()
         ends_step = problem.options.objective == "step"  # the steady state has no update
         for column, n in enumerate(whole):
             problem.clock.check()
-            first, last = intervals[n]
+            first, last = self._intervals[n]
             if first in over or not busiest[column] < below:
                 continue
             behind_s = self._update_s(first, last, members) + min(
@@ -249,7 +244,7 @@ class ReplicaOptions(StageOptions):
                 over.add(first)  # a longer stage has more to update; more to add up may take less, as was measured
             if math.isinf(behind_s) or not busiest[column] + counted_s < below:
                 continue
-            least = [levels[group][n][0] for group in members]
+            least = [levels[n][0] for levels, _ in held]
             found.append(
                 StageOption(
                     first, last, number, min(each.forward_s for each in least), min(each.backward_s for each in least),
@@ -259,10 +254,10 @@ class ReplicaOptions(StageOptions):
             )  # fmt: skip
         return found
 
-    def _on(self, group: int, intervals: Sequence[tuple[int, int]]) -> tuple[list[tuple[StageOption, ...]], Floats]:
-        """The options of intervals on a worker of a group, and what 0 .. M micro-batches take there: [k, interval]."""
+    def _held_by(self, group: int) -> tuple[list[tuple[StageOption, ...]], Floats]:
+        """The options of all intervals on a worker of a group, and what 0 .. M micro-batches take: [k, interval]."""
         levels = []
-        for interval in intervals:
+        for interval in self._intervals:
             self._table.problem.clock.check()
             levels.append(self._each.levels(*interval, group))
         return levels, self._seconds(levels)
