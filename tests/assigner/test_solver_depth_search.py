@@ -123,7 +123,7 @@ def test_no_sharing_takes_less_than_its_bound(seed):
     found = candidate.program.run(width=5_000, dominance=False, most=5_000).pipelines
     compared = 0
     for _, pipeline in rng.sample(found, min(30, len(found))):
-        ways = list(ShareSearch(candidate, pipeline, 1_000).sharings())
+        ways = list(ShareSearch(candidate, 1_000).sharings(pipeline))
         for shared in rng.sample(ways, min(3, len(ways))):
             depths = list(falling([range(each.least_depth, each.most_depth + 1) for each in shared], most))
             low, high = (np.array(each) for each in (rng.choice(depths), rng.choice(depths)))

@@ -232,7 +232,7 @@ def test_a_cut_off_search_of_one_stage_leaves_a_bound_beside_a_shared_one(monkey
     candidate = next(each for each in search.candidates if isinstance(each, SharedCandidate))
     pipeline = candidate.plans.pipeline_of([(0, 0), (4, list(candidate.options.sets).index((0, 0)))])
     share = exactness(pipeline)
-    least = ShareSearch(candidate, pipeline, 10**6).least()
+    least = ShareSearch(candidate, 10**6).least(pipeline)
     assert share < 1
     assert candidate.best_value * share * (1 - 1e-9) <= least < candidate.best_value
 

@@ -35,7 +35,7 @@ from assigner.solver.problem.stage_options import exactness
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from assigner.solver.pipelines.simulated import Depths
+    from assigner.solver.pipelines.simulated import Depths, Priced
     from assigner.solver.problem.stage_options import StageOption, StageOptions
 
 
@@ -126,7 +126,7 @@ class DepthSearch:
         self,
         options: StageOptions,
         micro_batches: int,
-        pipelines: Sequence[tuple[float, Sequence[StageOption]]],
+        pipelines: Sequence[Priced],
         *,
         check: Callable[[], None] = lambda: None,
     ) -> None:

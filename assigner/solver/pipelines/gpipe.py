@@ -2,7 +2,14 @@
 
 Where least sums can be made beforehand for every choice of workers used, the dynamic program finds the best plan and
 proves it in less time than the integer program. A fleet of unlike workers has too many such choices: there the
-hierarchy (fleet/) finds plans and bounds them, and the integer program closes what is small enough for it.
+hierarchy (fleet/) finds plans and bounds them, and the integer program closes what is small enough for it. Who goes
+about which step of the search, with some gap allowed, and with hardly any:
+
+             some gap, or the program is not sharp               hardly any gap, and it is sharp
+    start    the hierarchy; of a graph, the program, too         the program
+    improve  of a graph, local search                            local search
+    tighten  the hierarchy                                       the integer program of few columns, else the program
+    prove    the integer program of few columns; the program where it is sharp, else the hierarchy; the integer program
 """
 
 from __future__ import annotations
@@ -38,11 +45,6 @@ class GPipeCandidate(PipelineCandidate):
         return n * (n + 1) // 2 * len(self.table.groups)
 
     @property
-    def _small(self) -> bool:
-        """Whether the stage options can be priced one by one."""
-        return self._columns <= tuning.MOST_COLUMNS
-
-    @property
     def _few_columns(self) -> bool:
         """Whether the integer program goes first: its proof is the one that a user can repeat."""
         return self._columns <= tuning.CLOSE_COLUMNS
@@ -50,7 +52,7 @@ class GPipeCandidate(PipelineCandidate):
     @cached_property
     def _sharp(self) -> bool:
         """Whether the dynamic program's bounds are."""
-        return self._small and self.program.sharp
+        return self._columns <= tuning.MOST_COLUMNS and self.program.sharp
 
     @property
     def closable(self) -> bool:
@@ -98,7 +100,7 @@ class GPipeCandidate(PipelineCandidate):
 
     def prove(self) -> None:
         """Find a better plan, or prove that there is none."""
-        if not self._small:
+        if self._columns > tuning.MOST_COLUMNS:
             self._descend(self.state.clock.left_s)
             return
         if self._few_columns and self.effort == 1:
@@ -107,10 +109,11 @@ class GPipeCandidate(PipelineCandidate):
             if self.effort == 1:
                 super().tighten()
             super().prove()
-        if not (self._sharp or self.decided):
+        elif not self.decided:
             self._descend(self.state.share_s)
-        large = not self._sharp and self.state.gap >= tuning.COARSE_GAP  # its model alone takes longer than the rest
-        if not (self.decided or self.cut_short or self._few_columns or large) and self.state.clock.left_s > 0:
+        if self.decided or self.cut_short or self._few_columns or self.state.clock.left_s <= 0:
+            return
+        if self._sharp or self.state.gap < tuning.COARSE_GAP:  # else its model alone takes longer than the rest
             self.close_by_ilp()
 
     def close(self) -> None:

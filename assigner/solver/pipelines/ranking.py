@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from assigner.solver.limits.clock import SolveClock
     from assigner.solver.methods.candidate import SearchState
     from assigner.solver.methods.dynamic_program import PricedPipelines
-    from assigner.solver.pipelines.simulated import Depths
+    from assigner.solver.pipelines.simulated import Depths, Priced
     from assigner.solver.problem.objectives import PipelineObjective
     from assigner.solver.problem.problem import Problem
     from assigner.solver.problem.stage_options import StageOption
@@ -48,6 +48,7 @@ class PipelineCandidate(CandidateSearch):
     """One stage a worker, with M micro-batches; stages are intervals of one order.
 
     Attributes:
+        begin_at: Where local search begins.
         cuts: Pipelines with the seconds that they take at least, where the ILP says less.
     """
 
@@ -61,9 +62,7 @@ class PipelineCandidate(CandidateSearch):
         # what a ranking leaves to `prove`: to look at each below the target, as they are few; to rank with more room,
         # for want of which some were lost; or nothing that tells more
         self._next: Literal["each", "wider", "nothing"] = "nothing"
-        self._start: tuple[float, Sequence[StageOption]] = (math.inf, ())  # of local search
-        self._placed: list[tuple[float, Sequence[StageOption]]] = []  # that kinds of workers have named
-        self._waiting: list[tuple[float, Sequence[StageOption]]] = []  # of these, what local search may yet begin from
+        self.begin_at: Priced = math.inf, ()
         self.cuts: list[tuple[Sequence[StageOption], float]] = []
 
     @cached_property
@@ -102,12 +101,12 @@ class PipelineCandidate(CandidateSearch):
         self.decided |= math.isinf(self.bound)
 
     @cached_property
-    def _sweeps(self) -> KindSweeps | None:
+    def kinds(self) -> KindSearch | None:
         """What goes by kinds of workers, where the dynamic program takes long; of throughput its price tells more."""
         few = tuning.EXACT_VISITS if self.objective == "throughput" else tuning.FEW_VISITS
         if self.schedule != "1f1b" or not self.problem.exact or self.shares or self.table.visits <= few:
             return None
-        return KindSweeps(self.table, self.objective, place=self._place, large=self.table.visits > tuning.MOST_VISITS)
+        return KindSearch(self)
 
     @property
     def sifts(self) -> bool:
@@ -115,66 +114,27 @@ class PipelineCandidate(CandidateSearch):
 
         Where workers are taken by kind, unless stages take long to be priced.
         """
-        by_kinds = self.objective == "step" and self._sweeps is not None
+        by_kinds = self.objective == "step" and self.kinds is not None
         return by_kinds and self.table.visits <= tuning.MOST_VISITS
-
-    def _place(self, stages: Sequence[tuple[int, int]], depths: Depths = ()) -> None:
-        """Simulate a pipeline, recomputing least, and what these depths take."""
-        pipeline = self.plans.pipeline_of(stages)
-        if pipeline is not None:
-            deep = self.plans.as_deep(pipeline, depths)
-            found = [
-                (self.plans.simulate(each, like=like), each)
-                for each, like in ((pipeline, ()), (deep, ()), (deep, depths))
-            ]
-            self._placed.append(min(found, key=lambda each: each[0]))
-
-    def _bound_by(self, kinds: KindSweeps, looks: int = 0) -> None:
-        """Raise the bound by kinds of workers; arguments as of `KindSweeps.bound`."""
-        try:
-            kinds.bound(self.state.target, looks)
-        finally:  # also when the time is over
-            self.raise_bound(min(kinds.known, self.state.target), DYNAMIC_PROGRAM)
-
-    def _start_with(self, kinds: KindSweeps) -> None:
-        """Where a plan is known, the bound may do; else it holds for less without one."""
-        known = math.isfinite(self.state.best_value)
-        if not known:
-            kinds.start(lambda: self.state.best_value)
-        self._bound_by(kinds)
-        if known and not self.decided:
-            kinds.start(lambda: self.state.best_value)
-        if not self.decided:
-            self._climb()
-
-    def _climb(self) -> None:
-        """Look for the depths of what kinds of workers have named since, and have local search begin from the best."""
-        if self._placed:
-            self.plans.actions += tuning.FLEET_ACTIONS
-            self._placed.sort(key=lambda each: each[0])
-            found = [(self.plans.deepen(each), each) for _, each in self._placed]
-            best, *waiting = sorted([self._start, *self._waiting, *found], key=lambda each: each[0])
-            self._waiting = [each for each in waiting if each[1]]
-            self._start, self._placed = best, []
 
     def start(self) -> None:
         """Simulate the dynamic program's best, or pipelines of kinds of workers."""
         if self.bound >= self.state.target:
             self.decided = True
             return
-        if self._sweeps is not None:
-            self._start_with(self._sweeps)
-            if self.decided or self._start[1]:
+        if self.kinds is not None:
+            self.kinds.start()
+            if self.decided or self.begin_at[1]:
                 return
         for _, pipeline in self._ranked(tuning.FIRST_WIDTH)[:12]:
-            self._start = min(self._start, (self.plans.simulate(pipeline), pipeline), key=lambda each: each[0])
+            self.begin_at = min(self.begin_at, (self.plans.simulate(pipeline), pipeline), key=lambda each: each[0])
 
     def improve(self) -> None:
         """Local search from the best of them."""
         if self.bound >= self.state.target:
             self.decided = True
-        elif self._start[1]:
-            self._start = self.plans.improve(*self._start)
+        elif self.begin_at[1]:
+            self.begin_at = self.plans.improve(*self.begin_at)
 
     def least_of(self, pipeline: Sequence[StageOption]) -> float:
         """No plan of a pipeline takes less, as far as is known without simulating it: the dynamic program's price."""
@@ -191,8 +151,8 @@ class PipelineCandidate(CandidateSearch):
 
     def tighten(self) -> None:
         """Rank more of them, for the sake of the bound; or have it by kinds of workers, as plans of the target keep."""
-        if self._sweeps is not None:
-            self._bound_by(self._sweeps)
+        if self.kinds is not None:
+            self.kinds.bound()
             if self.decided or not self.program.sharp:
                 return
         found = self._ranked(tuning.PROOF_WIDTH)
@@ -202,7 +162,7 @@ class PipelineCandidate(CandidateSearch):
             for _, pipeline in found[: tuning.MOST_TRIED]:
                 self.plans.simulate(pipeline)
 
-    def _ranked(self, width: int) -> Sequence[tuple[float, Sequence[StageOption]]]:
+    def _ranked(self, width: int) -> Sequence[Priced]:
         """Prices and pipelines below the target, the best first; the bound is raised to what that proves."""
         if self.decided or self.options.count() > tuning.COARSE_OPTIONS:
             return ()
@@ -238,10 +198,9 @@ class PipelineCandidate(CandidateSearch):
     def prove(self) -> None:
         """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
         self.cut_short = False
-        if self._sweeps is not None:
-            self._narrow(self._sweeps)
-            more = self.leads and (self.plans.actions <= 0 or bool(self._waiting))
-            self.cut_short = more or not self._sweeps.done
+        if self.kinds is not None:
+            self.kinds.prove()
+            self.cut_short = self.kinds.cut_short
             if not self.program.sharp:  # there are too many
                 return
         if self.effort > 1 and self._next != "nothing" and not self.decided:
@@ -253,32 +212,15 @@ class PipelineCandidate(CandidateSearch):
         most = tuning.MOST_SEARCHED if self._boxed else tuning.MOST_SIMULATED
         ranked = self._run(tuning.ALL_WIDTH, most=most, dominance=False)
         self.cut_short = not ranked.complete
-        if self._boxed:
-            self._search_depths(ranked.pipelines, ranked.lost)
-        else:
-            self._simulate_all(ranked)
-
-    def _narrow(self, kinds: KindSweeps) -> None:
-        """Tell pipelines of kinds apart, and go on from the best of those that this names, or from the next."""
-        self._bound_by(kinds, tuning.STEP_LOOKS * self.effort)
-        start, spent = self._start, self.plans.actions <= 0
-        if self.decided:
-            return
-        self._climb()
-        if self._start is not start:
-            self._start = self.plans.improve(*self._start)
-        elif self.effort > 1 and self.leads:
-            self.plans.actions += spent * self.effort * tuning.FLEET_ACTIONS
-            start = self._start if spent or not self._waiting else self._waiting.pop(0)
-            if start[1]:
-                self._start = min(self._start, self.plans.improve(*start), key=lambda each: each[0])
+        look = self._search_depths if self._boxed else self._simulate_all
+        look(ranked.pipelines, ranked.lost)
 
     @property
     def _proof_effort(self) -> float:
-        """How many times what it counts by itself it may spend on a proof."""
-        return self.effort
+        """How many times what it counts by itself it may spend on a proof; of shared stages less for a what-if."""
+        return self.effort * (self.state.shared_effort if self.shares else 1.0)
 
-    def _search_depths(self, pipelines: Sequence[tuple[float, Sequence[StageOption]]], open_: float) -> None:
+    def _search_depths(self, pipelines: Sequence[Priced], open_: float) -> None:
         """Have branch and bound name the depths of pipelines whose bound is below the target, and simulate those.
 
         No other pipelines take less than `open_`, in seconds.
@@ -304,10 +246,9 @@ class PipelineCandidate(CandidateSearch):
         self.plans.check_price(bound, value, pipeline)
         return math.inf
 
-    def _simulate_all(self, ranked: PricedPipelines) -> None:
-        """Simulate pipelines, the lowest price first, until the price reaches the target."""
-        open_ = ranked.lost
-        for price, pipeline in ranked.pipelines:
+    def _simulate_all(self, pipelines: Sequence[Priced], open_: float) -> None:
+        """Simulate pipelines, the lowest price first, until the price reaches the target; `open_` as above."""
+        for price, pipeline in pipelines:
             if self.state.clock.left_s <= 0:
                 open_ = min(open_, price)
                 break
@@ -388,3 +329,80 @@ class PipelineCandidate(CandidateSearch):
     @property
     def _coarse(self) -> bool:
         return self.options.count() > tuning.FULL_OPTIONS
+
+
+class KindSearch:
+    """By kinds of workers (fleet/kind_sweeps.py): a bound of a candidate's pipelines, and where local search begins.
+
+    Of chains on which the dynamic program over workers takes long. Pipelines that sweeps over kinds name are simulated
+    at once; local search begins from the best, and while time is left from the others, one after the other.
+    """
+
+    def __init__(self, candidate: PipelineCandidate) -> None:
+        self._candidate, self._state = candidate, candidate.state
+        self._sweeps = KindSweeps(
+            candidate.table, candidate.objective, place=self._place, large=candidate.table.visits > tuning.MOST_VISITS
+        )
+        self._placed: list[Priced] = []  # named since local search looked for where to begin
+        self._waiting: list[Priced] = []  # named before, and not begun from
+
+    def _place(self, stages: Sequence[tuple[int, int]], depths: Depths = ()) -> None:
+        """Simulate a pipeline, recomputing least, and what these depths take."""
+        plans = self._candidate.plans
+        pipeline = plans.pipeline_of(stages)
+        if pipeline is not None:
+            deep = plans.as_deep(pipeline, depths)
+            found = [
+                (plans.simulate(each, like=like), each) for each, like in ((pipeline, ()), (deep, ()), (deep, depths))
+            ]
+            self._placed.append(min(found, key=lambda each: each[0]))
+
+    def bound(self, looks: int = 0) -> None:
+        """Raise the candidate's bound to what its plans of the target keep; `looks` as of `KindSweeps.bound`."""
+        try:
+            self._sweeps.bound(self._state.target, looks)
+        finally:  # also when the time is over
+            self._candidate.raise_bound(min(self._sweeps.known, self._state.target), DYNAMIC_PROGRAM)
+
+    def start(self) -> None:
+        """First pipelines and a bound: where a plan is known, that may do; else it holds for less without one."""
+        candidate, known = self._candidate, math.isfinite(self._state.best_value)
+        if not known:
+            self._sweeps.start(lambda: self._state.best_value)
+        self.bound()
+        if known and not candidate.decided:
+            self._sweeps.start(lambda: self._state.best_value)
+        if not candidate.decided:
+            self._climb()
+
+    def _climb(self) -> None:
+        """Look for the depths of what was named since, and have local search begin from the best of all."""
+        candidate, plans = self._candidate, self._candidate.plans
+        if self._placed:
+            plans.actions += tuning.FLEET_ACTIONS
+            self._placed.sort(key=lambda each: each[0])
+            found = [(plans.deepen(each), each) for _, each in self._placed]
+            candidate.begin_at, *rest = sorted([candidate.begin_at, *self._waiting, *found], key=lambda each: each[0])
+            self._placed, self._waiting = [], [each for each in rest if each[1]]
+
+    def prove(self) -> None:
+        """Tell pipelines of kinds apart, and go on from the best of those that this names, or from the next."""
+        candidate, plans = self._candidate, self._candidate.plans
+        self.bound(tuning.STEP_LOOKS * candidate.effort)
+        before, spent = candidate.begin_at, plans.actions <= 0
+        if candidate.decided:
+            return
+        self._climb()
+        if candidate.begin_at is not before:
+            candidate.begin_at = plans.improve(*candidate.begin_at)
+        elif candidate.effort > 1 and candidate.leads:
+            plans.actions += spent * candidate.effort * tuning.FLEET_ACTIONS
+            start = before if spent or not self._waiting else self._waiting.pop(0)
+            if start[1]:
+                candidate.begin_at = min(candidate.begin_at, plans.improve(*start), key=lambda each: each[0])
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether more effort may tell more."""
+        more = self._candidate.leads and (self._candidate.plans.actions <= 0 or bool(self._waiting))
+        return more or not self._sweeps.done

@@ -35,27 +35,26 @@ if TYPE_CHECKING:
 
 
 class ShareSearch:
-    """The search over the plans of one pipeline.
+    """The search over the plans of one pipeline after the other.
 
     Args:
-        candidate: Whose pipeline it is: it prices, simulates and takes plans.
+        candidate: Whose pipelines these are: it prices, simulates and takes plans.
         actions: Simulated actions of workers that it may take.
 
     Attributes:
         actions: How many of these are left; none: it was stopped.
     """
 
-    def __init__(self, candidate: SharedCandidate, pipeline: Sequence[StageOption], actions: int) -> None:
-        self._candidate, self._pipeline, self.actions = candidate, pipeline, actions
+    def __init__(self, candidate: SharedCandidate, actions: int) -> None:
+        self._candidate, self.actions = candidate, actions
         self._target, self._times_steps = candidate.state.target, candidate.objective == "step"
-        self._each = 2 * candidate.micro_batches * sum(max(1, len(option.shares)) for option in pipeline)
 
-    def least(self) -> float:
+    def least(self, pipeline: Pipeline) -> float:
         """No plan of the pipeline has a lower value; the best of them is offered. -inf: nothing is known."""
-        if any(option.has_deeper for option in self._pipeline):
+        if any(option.has_deeper for option in pipeline):
             return -math.inf
-        found = self._target
-        for shared in self.sharings():
+        found = self._target = self._candidate.state.target
+        for shared in self.sharings(pipeline):
             if self._candidate.program.price(shared) < self._target:
                 found = min(found, self._least(shared))
             if self.actions <= 0 or self._candidate.state.clock.left_s <= 0:
@@ -63,9 +62,9 @@ class ShareSearch:
                 break
         return found if self.actions > 0 else -math.inf
 
-    def sharings(self) -> Iterator[Pipeline]:
-        """The pipeline with every sharing for which no worker computes until the target, while any are left."""
-        for shared in itertools.product(*(list(self._ways(option)) for option in self._pipeline)):
+    def sharings(self, pipeline: Pipeline) -> Iterator[Pipeline]:
+        """The pipeline with every sharing for which no worker computes until the target, while actions are left."""
+        for shared in itertools.product(*(list(self._ways(option)) for option in pipeline)):
             self.actions -= 1
             if self.actions <= 0:
                 return
@@ -88,11 +87,15 @@ class ShareSearch:
             busiest = max(float(seconds[group][share]) for group, share in zip(named, shares, strict=True))
             yield replace(option, named=named, shares=shares, busiest_s=busiest)
 
+    def _actions_of(self, shared: Pipeline) -> int:
+        """What it takes to simulate a plan."""
+        return 2 * self._candidate.micro_batches * sum(max(1, len(option.shares)) for option in shared)
+
     def _least(self, shared: Pipeline) -> float:
         """No plan with these shares has a lower value than this, or than the target."""
         found = self._target
         for depths in self._depths(shared):
-            self.actions -= self._each
+            self.actions -= self._actions_of(shared)
             if self.actions <= 0 or self._candidate.state.clock.left_s <= 0:
                 break
             found = min(found, self.value(shared, depths))
@@ -114,7 +117,7 @@ class ShareSearch:
         choices = self._choices(shared) if self._candidate.problem.rings_differ else [groups]
         if not choices:
             return min(self._value(shared, depths, groups), self._candidate.program.price(shared))
-        self.actions -= self._each * (len(choices) - 1)
+        self.actions -= self._actions_of(shared) * (len(choices) - 1)
         return min(self._value(shared, depths, each) for each in choices)
 
     def _choices(self, shared: Pipeline) -> list[tuple[tuple[str, ...], ...]]:
@@ -153,8 +156,8 @@ class ShareSearch:
         for again in itertools.product(*tried):
             plan = with_remat(bare, dict(zip(choices, again, strict=True)))
             value = min(value, candidate.plans.offer_priced(plan, ENUMERATION))
-            self.actions -= self._each
-        self.actions += self._each
+            self.actions -= self._actions_of(shared)
+        self.actions += self._actions_of(shared)
         if every and value < math.inf:
             return max(least, value * exactness(shared))
         return value if value <= least * (1 + TIE) else least

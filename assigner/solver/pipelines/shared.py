@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.solver.pipelines.simulated import Depths, Pipeline, Point
+    from assigner.solver.pipelines.simulated import Depths, Pipeline, Point, Priced
+    from assigner.solver.problem.interval_prices import IntervalPrices
     from assigner.solver.problem.objectives import PipelineObjective
     from assigner.solver.problem.stage_options import StageOption
     from assigner.solver.problem.stage_remat import RematChoices
@@ -48,16 +49,15 @@ class SharedCandidate(PipelineCandidate):
     follower: SharedCandidate | None = None
     shares = True
     turn = 1
-    _below = math.inf  # what is left out of the options takes so long
 
     @cached_property
     def options(self) -> ReplicaOptions:
         """As of `PipelineCandidate`."""
-        return ReplicaOptions(self.table, deep=self.schedule == "1f1b", below=self._limit)
+        return self._options_of(self.table)
 
-    def _limit(self) -> float:
-        self._below = self.state.best_value
-        return self._below
+    def _options_of(self, table: IntervalPrices) -> ReplicaOptions:
+        """Those that can be in a plan better than the best when they are first looked at."""
+        return ReplicaOptions(table, deep=self.schedule == "1f1b", below=lambda: self.state.best_value)
 
     @cached_property
     def plans(self) -> SharedPlans:
@@ -79,7 +79,7 @@ class SharedCandidate(PipelineCandidate):
     def raise_bound(self, bound: float, proof: str) -> None:
         """Take a bound; what the dynamic program proves holds for the sets of workers that it looks at."""
         if proof == TOTAL_WORK or self.options.whole:
-            self._raise(min(bound, self._below), proof)
+            self._raise(min(bound, self.options.below_s), proof)
 
     def _raise(self, bound: float, proof: str) -> None:
         """Take a bound that holds for all sets of workers; the dynamic program's holds for the follower, too."""
@@ -93,7 +93,7 @@ class SharedCandidate(PipelineCandidate):
         table = by_kinds(self.table)
         if table is None:
             return None
-        options = ReplicaOptions(table, deep=self.schedule == "1f1b", below=lambda: self.state.best_value)
+        options = self._options_of(table)
         return DynamicProgram(table, options, self.additive) if options.whole else None
 
     def _bound_by_kinds(self, width: int) -> None:
@@ -121,7 +121,7 @@ class SharedCandidate(PipelineCandidate):
         for price, n in sorted(priced)[: tuning.SHARED_STARTS]:
             pipeline = whole[n]
             if price < self.state.target and pipeline is not None:
-                self._start = min(self._start, (self.plans.simulate(pipeline), pipeline), key=lambda each: each[0])
+                self.begin_at = min(self.begin_at, (self.plans.simulate(pipeline), pipeline), key=lambda each: each[0])
         super().start()
 
     def tighten(self) -> None:
@@ -161,49 +161,41 @@ class SharedCandidate(PipelineCandidate):
         if not self.decided:
             self.prove()
 
-    @property
-    def _proof_effort(self) -> float:
-        """As of `PipelineCandidate`; less where a what-if asks."""
-        return self.effort * self.state.shared_effort
-
-    def _search_depths(self, pipelines: Sequence[tuple[float, Sequence[StageOption]]], open_: float) -> None:
+    def _search_depths(self, pipelines: Sequence[Priced], open_: float) -> None:
         """As of `PipelineCandidate`, of every sharing of the pipelines."""
-        actions = int(tuning.SHARINGS * self._proof_effort)
+        search = ShareSearch(self, int(tuning.SHARINGS * self._proof_effort))
         found: list[tuple[float, Pipeline]] = []
         for price, pipeline in pipelines:
             self.state.clock.check()
-            search = ShareSearch(self, pipeline, actions)
-            found += ((price, shared) for shared in search.sharings())
-            actions = search.actions
-            if actions <= 0:
+            found += ((price, shared) for shared in search.sharings(tuple(pipeline)))
+            if search.actions <= 0:
                 self.cut_short, open_ = True, min(open_, price)
                 break
         super()._search_depths(found, open_)
 
     def _least_at(self, bound: float, pipeline: Sequence[StageOption], depths: Depths) -> float:
         """As of `PipelineCandidate`; what the workers of a stage recompute is told by themselves."""
-        return max(bound, ShareSearch(self, pipeline, 0).value(tuple(pipeline), depths))
+        return max(bound, ShareSearch(self, 0).value(tuple(pipeline), depths))
 
-    def _simulate_all(self, ranked: PricedPipelines) -> None:
-        """Look at every plan of pipelines, the lowest price first, until the price reaches the target."""
-        open_, actions = ranked.lost, int(tuning.SHARED_ACTIONS * self._proof_effort)
-        for price, pipeline in ranked.pipelines:
+    def _simulate_all(self, pipelines: Sequence[Priced], open_: float) -> None:
+        """As of `PipelineCandidate`, of every plan of the pipelines."""
+        search = ShareSearch(self, int(tuning.SHARED_ACTIONS * self._proof_effort))
+        for price, pipeline in pipelines:
             key = pipeline_key(pipeline)
             if self.plans.proven.get(key, price) >= self.state.target:
                 continue
             self.raise_bound(min(price, open_, self.state.target), ENUMERATION)
             if self.decided:
                 return
-            if self.state.clock.left_s <= 0 or actions <= 0:
-                self.cut_short = actions <= 0
+            if self.state.clock.left_s <= 0 or search.actions <= 0:
+                self.cut_short = search.actions <= 0
                 open_ = min(open_, price)
                 break
             self.plans.simulate(pipeline)
             self.plans.deepen(pipeline)
-            search = ShareSearch(self, pipeline, actions)
-            self.plans.proven[key] = max(price, search.least())
-            open_, actions = min(open_, self.plans.proven[key]), search.actions
-            self.cut_short |= actions <= 0
+            self.plans.proven[key] = max(price, search.least(tuple(pipeline)))
+            open_ = min(open_, self.plans.proven[key])
+            self.cut_short |= search.actions <= 0
         self.raise_bound(min(open_, self.state.target), ENUMERATION)
 
 
@@ -216,10 +208,6 @@ class SharedPlans(PipelinePlans):
         super().__init__(candidate)
         self._memory = StageRemat(self.problem)
         self.proven: dict[tuple[object, ...], float] = {}  # by pipeline, of all its shares and depths
-
-    def tried_all(self, pipeline: Sequence[StageOption]) -> bool:
-        """As of `PipelinePlans`: shares are not all tried."""
-        return not any(option.shares for option in pipeline) and super().tried_all(pipeline)
 
     def ranges(self, pipeline: Sequence[StageOption]) -> list[range]:
         """As of `PipelinePlans`; under GPipe all are in flight."""

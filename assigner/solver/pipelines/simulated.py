@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     Pipeline = tuple[StageOption, ...]
     Point = tuple[Pipeline, Depths]
+    Priced = tuple[float, Sequence[StageOption]]
+    """What a pipeline takes, or takes at least, and the pipeline; inf and none where none is known yet."""
 
 _Key = tuple[tuple[int, int, tuple[int, ...]], ...]
 """A pipeline: where each stage starts, the group of its worker, what it runs twice."""
@@ -138,8 +140,8 @@ class PipelinePlans:
             )
 
     def tried_all(self, pipeline: Sequence[StageOption]) -> bool:
-        """True if the simulator has priced every plan that the pipeline stands for."""
-        return self._all_depths(pipeline)
+        """True if the simulator has priced every plan that a pipeline stands for; of shared stages it never has."""
+        return not any(option.shares for option in pipeline) and self._all_depths(pipeline)
 
     def _all_depths(self, pipeline: Sequence[StageOption]) -> bool:
         """True if every choice of warm-up depths is simulated; of a chain, of those that do not grow."""
@@ -321,7 +323,7 @@ class PipelinePlans:
         )
         return whole if len(whole) == len(found) and meets else None
 
-    def improve(self, value: float, pipeline: Sequence[StageOption]) -> tuple[float, Sequence[StageOption]]:
+    def improve(self, value: float, pipeline: Sequence[StageOption]) -> Priced:
         """Single moves from a pipeline as long as they make it faster; where they lead, with its value."""
         n, sizes = len(self.problem.order), tuple(map(len, self._table.groups))
         least = min(value, self.deepen(pipeline))

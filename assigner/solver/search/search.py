@@ -20,7 +20,7 @@ plans, and what proves how good they are (who "closes" has the last word, where 
       in any order              none: orders/search.py looks for them behind all others
 
 Local search makes the best of each better. Kinds of workers go first where workers are many and unlike
-(`GPipeCandidate._by_kinds`, `PipelineCandidate._sweeps`), and what is small is closed (`closable`): by counts of
+(`GPipeCandidate._by_kinds`, `PipelineCandidate.kinds`), and what is small is closed (`closable`): by counts of
 options and visits, never by time; they stand in limits/tuning.py. What has proven a bound is `CandidateSearch.proof`.
 """
 
