@@ -95,8 +95,12 @@ def traced(
         peak = max(0, peak_bytes - base_bytes)
         mine = WorkerTrace(member.worker or "", actions, peak, base_bytes, clock.error_s, starved, reference)
         workers = _gathered(mine, member)
+
+    def write() -> None:
         if workers:
             save_trace(_trace(plan, workers, remat=remat, steps=len(recorder.steps)), path, force=force)
+
+    member.agree("the end of a trace", write)  # training can go on without it
 
 
 def _compare_clocks(member: Membership) -> ClockComparison:

@@ -7,6 +7,7 @@ import itertools
 import json
 import mmap
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -130,15 +131,16 @@ def test_clocks_of_one_host_agree(folder):
 
 @pytest.mark.distributed
 def test_trouble_leaves_no_file_and_a_pipeline_that_goes_on(folder):
-    """An existing file is refused on every rank; an exception or no whole step in the block leaves no file."""
+    """What cannot be written is refused on every rank; an exception or no whole step in the block leaves no file."""
     for rank in range(3):
         found = json.loads((folder / f"{rank}.json").read_text())
         assert "gpipe.json" in found["refused"]
         assert "entered" not in found
         assert found["broken"] is False
         assert "no step to write" in found["empty"]
+        assert re.fullmatch(r"(worker:0: )?cannot write \S+full.json: No space left on device", found["full"])
     assert load_trace(folder / "late.json").steps == 1
-    assert not {"broken.json", "empty.json"} & {path.name for path in folder.iterdir()}
+    assert not {"broken.json", "empty.json", "full.json"} & {path.name for path in folder.iterdir()}
 
 
 def test_clocks_that_drift_apart():

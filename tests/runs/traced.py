@@ -7,10 +7,13 @@ Writes FOLDER/CASE.json: the trace of the last steps of a plan of `CASES`; and F
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -37,6 +40,7 @@ CASES = {
     "a rank without a stage": (language, [(1, ["tokens"]), (2, ["blocks.0", "blocks.1", "blocks.2", "head"])], {}),
 }  # fmt: skip
 KEPT = 3
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def traced(name: str, path: Path) -> None:
@@ -73,6 +77,12 @@ def troubled(folder: Path) -> dict[str, Any]:
                 pipeline.step(made.make_batch(8, 0), update=False)
         except UsageError as error:
             found["empty"] = str(error)
+        try:
+            with patch.object(os, "fsync", side_effect=FULL), pipeline.trace(folder / "full.json"):
+                pipeline.step(made.make_batch(8, 0))
+                pipeline.step(made.make_batch(8, 1))
+        except UsageError as error:
+            found["full"] = str(error)
         with pipeline.trace(folder / "late.json"):
             pipeline.step(made.make_batch(8, 1))
     return found
