@@ -76,15 +76,34 @@ def place_in(trace: str) -> str:
     return "" if place is None else f"{Path(place[0]).name}:{place[1]}"
 
 
+_LONGEST = 100_000
+"""Characters of a message or a traceback that others are told: one that prints a tensor has more, and says no more."""
+
+
+def shortened(text: str) -> str:
+    """A text without its middle where it is long."""
+    left = len(text) - _LONGEST
+    half = _LONGEST // 2
+    return text if left <= 0 else f"{text[:half]} ... ({left} characters left out) ... {text[-half:]}"
+
+
+def words_of(error: BaseException) -> str:
+    """What an error says; one whose own `__str__` fails says that."""
+    try:
+        return shortened(str(error))
+    except Exception as why:  # noqa: BLE001 - it is the user's code, and the error before it is what counts
+        return f"(no text: its __str__ raised {type(why).__name__})"
+
+
 def report_of(error: BaseException) -> FailureReport:
     """An error of this process; the message of one of this package's own says it all."""
     rank = launched_rank()
     worker = "a rank" if rank is None else f"worker:{rank}"
-    trace = "".join(traceback.format_exception(error))
+    trace = shortened("".join(traceback.format_exception(error)))
     if isinstance(error, AssignerError):
         return FailureReport(worker, error.message, error.hint, error.exit_code, trace)
     return FailureReport(
-        worker, f"{type(error).__name__}: {error}".removesuffix(": "), trace=trace, place=place_in(trace)
+        worker, f"{type(error).__name__}: {words_of(error)}".removesuffix(": "), trace=trace, place=place_in(trace)
     )
 
 
@@ -94,8 +113,20 @@ def hand_over(cause: FailureReport) -> bool:
     Returns:
         Whether there is such a launcher: it says the cause, and nobody else needs to.
     """
-    folder, name = launcher_folder(), f"{os.getpid()}.json"
+    folder, name = launcher_folder(), _own_name()
     return folder is not None and ((folder / name).exists() or hand_record(name, cause) is not None)
+
+
+def take_back() -> None:
+    """Drop the cause that this process has handed over: its script has caught that error, and is in a run again."""
+    folder = launcher_folder()
+    if folder is not None:
+        with suppress(OSError):
+            (folder / _own_name()).unlink(missing_ok=True)
+
+
+def _own_name() -> str:
+    return f"{os.getpid()}.json"
 
 
 def hand_record(name: str, record: Any) -> Path | None:

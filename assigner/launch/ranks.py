@@ -255,6 +255,8 @@ def launch(
                 raise _rank_failed(error, causes, agent.done, agent.ended) from error
         if not has_mark(causes):
             on_unused()
+        if (caught := first_report(causes)) is not None:  # the ranks were silent for this one to say it
+            notice(f"warning: all ranks ended well, and the script had caught an error that ended its run: {caught}")
         return handed_over(causes)
     except DistError as error:
         said = str(error).partition("\n")[0]  # below it stand C++ frames

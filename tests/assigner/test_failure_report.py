@@ -17,6 +17,7 @@ from assigner.launch.failurereport import (
     listening,
     place_in,
     report_of,
+    take_back,
     tell,
 )
 from assigner.runtime.failures.cause import Failure
@@ -52,6 +53,16 @@ def test_with_a_launcher_it_is_silent_and_the_first_word_counts(launcher, capsys
     found = first_report(launcher)
     assert found is not None
     assert (found.worker, found.message, found.hint, found.exit_code) == ("worker:2", "no data", "get some", 2)
+
+
+def test_what_the_script_has_caught_before_it_joined_again_is_no_cause(launcher):
+    """The next word of the process is its first one then."""
+    take_back()
+    hand_over(FailureReport("worker:2", "an hour ago"))
+    take_back()
+    assert first_report(launcher) is None
+    hand_over(FailureReport("worker:2", "now"))
+    assert str(first_report(launcher)) == "worker:2: now"
 
 
 def test_what_a_rank_says_of_itself_comes_before_what_others_noticed(tmp_path, monkeypatch):
@@ -110,6 +121,17 @@ def test_an_error_that_nobody_catches_is_handed_over(launcher, monkeypatch):
     assert found is not None
     assert "worker:2: ValueError: no such data" in str(found)
     assert "in main" in found.trace
+
+
+def test_an_error_without_words_is_handed_over_all_the_same(launcher):
+    """What a class of the user's own makes of itself may fail, or be as long as a tensor."""
+
+    class OddError(Exception):
+        def __str__(self) -> str:
+            raise KeyError("no words")
+
+    assert report_of(OddError()).message == "OddError: (no text: its __str__ raised KeyError)"
+    assert len(report_of(ValueError("x" * 10**6)).message) < 200_000
 
 
 def test_what_a_rank_starts_speaks_for_itself(launcher):

@@ -21,24 +21,6 @@ from assigner.launch.seal import clean
 _PACKAGES = ("builtins", "torch", "assigner")
 _NEVER = (StopIteration, StopAsyncIteration)  # a generator on its way would turn these into others
 
-_LONGEST = 100_000
-"""Characters of a message or a traceback that others are told: one that prints a tensor has more, and says no more."""
-
-
-def shortened(text: str) -> str:
-    """A text without its middle where it is long."""
-    left = len(text) - _LONGEST
-    half = _LONGEST // 2
-    return text if left <= 0 else f"{text[:half]} ... ({left} characters left out) ... {text[-half:]}"
-
-
-def words_of(error: BaseException) -> str:
-    """What an error says; one whose own `__str__` fails says that."""
-    try:
-        return shortened(str(error))
-    except Exception as why:  # noqa: BLE001 - it is the user's code, and the error before it is what counts
-        return f"(no text: its __str__ raised {type(why).__name__})"
-
 
 @dataclass(frozen=True)
 class Failure:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]  # without `__all__`
 
 from assigner.errors import AssignerError, WorkerError
-from assigner.launch.failurereport import ended_hint
+from assigner.launch.failurereport import ended_hint, shortened, words_of
 from assigner.launch.launcherwatch import LOOK_S
 from assigner.launch.limitedstore import LimitedStore, StoreSilentError
 from assigner.launch.seal import clean, seal_first, unseal
@@ -50,7 +50,7 @@ from assigner.runtime.failures.blame import (
     is_one_host,
     was_late,
 )
-from assigner.runtime.failures.cause import Failure, gloo_words, shortened, words_of
+from assigner.runtime.failures.cause import Failure, gloo_words
 from assigner.runtime.failures.questions import DOINGS, Doing, asked_about
 
 if TYPE_CHECKING:

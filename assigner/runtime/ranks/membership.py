@@ -19,10 +19,9 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # witho
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError, InfeasibleError, UsageError
-from assigner.launch.failurereport import leave_mark
+from assigner.launch.failurereport import leave_mark, take_back, words_of
 from assigner.launch.stopping import StopSignals
 from assigner.location import rank_of
-from assigner.runtime.failures.cause import words_of
 from assigner.runtime.failures.failure import FailureWatch
 from assigner.runtime.failures.questions import CALLS, awaited, called
 from assigner.runtime.messages.rendezvous import farewell, group_connections, group_store, leave_group
@@ -104,6 +103,7 @@ class Membership:
                 self._groups = WorkerGroups(self.rank, self.device, reached, timeout_s=timeout_s)
                 self._open_groups(plan)
         leave_mark()
+        take_back()
 
     def place(self, plan: Plan) -> tuple[str | None, torch.device]:
         """The worker that a plan has for this rank, and its device.
