@@ -13,6 +13,7 @@ does not ask, nothing is noted and nothing passed on.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -92,8 +93,8 @@ class StopSignals:
     def __init__(self, names: Iterable[str], grace_s: float) -> None:
         self.names, self.grace_s = tuple(names), grace_s
         self._numbers = [_number(name) for name in self.names]
-        if not grace_s > 0:
-            raise UsageError(f"grace_s={grace_s}: expected seconds above 0")
+        if not 0 < grace_s < math.inf:
+            raise UsageError(f"grace_s={grace_s}: expected a finite number of seconds above 0")
         self.requested = False
         self._process = os.getpid()
         self._came: dict[int, float] = {}

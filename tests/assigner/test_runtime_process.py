@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,14 @@ from single_rank import be_only_rank
 from assigner.errors import UsageError
 from assigner.runtime.messages.rendezvous import leave_group
 from assigner.runtime.ranks.process import join_run
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, math.inf, 1e12, None])
+def test_a_time_out_that_is_none_is_refused(timeout_s: float) -> None:
+    """Every wait has an end; what the libraries below cannot count would be an error of theirs, or no wait at all."""
+    plan = make_plan(make_profile(work=[1e-3], slowness=[1.0]), [(0, ["p0"])])
+    with pytest.raises(UsageError, match=r"timeout_s=.*: expected seconds, more than 0"):
+        join_run(plan, timeout_s)
 
 
 def test_a_run_of_too_few_ranks_leaves_no_group(monkeypatch: pytest.MonkeyPatch) -> None:

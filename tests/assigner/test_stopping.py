@@ -104,8 +104,9 @@ def test_what_is_no_signal_is_refused(name: Any) -> None:
     """In words, and with the names of those that are."""
     with pytest.raises(UsageError, match="is no signal that can be noted"):
         StopSignals([name], 1.0)
-    with pytest.raises(UsageError, match="expected seconds above 0"):
-        StopSignals(["SIGINT"], float("nan"))
+    for grace_s in ("nan", "inf", "0"):
+        with pytest.raises(UsageError, match="expected a finite number of seconds above 0"):
+            StopSignals(["SIGINT"], float(grace_s))
 
 
 def test_another_thread_is_refused() -> None:

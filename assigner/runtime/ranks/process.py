@@ -29,16 +29,25 @@ _VECTOR_MATHS = (
 )  # fmt: skip
 
 
+_LONGEST_S = 1e9
+"""Libraries count nanoseconds from a machine's start in 63 bits, and a wait that goes beyond would end at once."""
+
+
 def join_run(plan: Plan, timeout_s: float, backend: Backend | None = None) -> bool:
-    """Be part of the run's process group; True: this call made it.
+    """Be part of the run's process group; True: `leave_group` gives that up, for the script has not made it itself.
 
     A plan on one worker without a launcher runs in this process alone.
 
     Raises:
-        UsageError: fewer ranks than the plan needs, ranks with unlike plans, a launcher that says too little, or a
-            backend that is not there.
+        UsageError: a time-out that is none, fewer ranks than the plan needs, ranks with unlike plans, a launcher that
+            says too little, or a backend that is not there.
         WorkerError: some ranks did not come.
     """
+    if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= _LONGEST_S):
+        raise UsageError(
+            f"timeout_s={timeout_s!r}: expected seconds, more than 0 and at most {_LONGEST_S:g}",
+            hint="600 by default; a rank that may be late longer than that, as with its data, asks for more",
+        )
     check_backend(backend)
     check_workers(plan, backend)
     end_with_launcher(joins=True)  # also where the user's code has made the process group
