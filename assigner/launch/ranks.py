@@ -258,9 +258,10 @@ def launch(
                 raise _ended_by_signal(error, others, agent.passing) from error
             except ChildFailedError as error:
                 others.close()  # the ranks of this host have ended
+                failed = _rank_failed(error, causes, agent.done, agent.ended)
                 rank, failure = error.get_first_failure()
-                others.tell(HostFailure(f"worker:{rank}", how_it_ended(failure.exitcode)))
-                raise _rank_failed(error, causes, agent.done, agent.ended) from error
+                others.tell(HostFailure(f"worker:{rank}", how_it_ended(failure.exitcode), failed.said))
+                raise failed from error
         if not has_mark(causes):
             on_unused()
         if (caught := first_report(causes)) is not None:  # the ranks were silent for this one to say it
@@ -380,6 +381,6 @@ class RankFailedError(WorkerError):
     ) -> None:
         own = ended_hint(how_it_ended(rank_exit_code))
         super().__init__(message, hint=hint or (None if trace or is_told else own))
-        self.trace = trace
+        self.trace, self.said = trace, message if is_told else ""
         if rank_exit_code in (UsageError.exit_code, FormatError.exit_code):
             self.exit_code = rank_exit_code

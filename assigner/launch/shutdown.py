@@ -61,10 +61,12 @@ class HostFailure:
 
     Args:
         how: How it ended, as the second half of a sentence.
+        said: The error that it has handed over to its launcher; empty: none.
     """
 
     worker: Name
     how: Name
+    said: str = ""
 
 
 def read_host_failure(store: Store) -> HostFailure | None:

@@ -16,7 +16,8 @@ from torch.distributed import DistError, HashStore
 
 from assigner.errors import UsageError, WorkerError
 from assigner.launch import launcherwatch, limitedstore
-from assigner.launch.seal import SECRET, unseal
+from assigner.launch.seal import SECRET, seal_first, unseal
+from assigner.launch.shutdown import _FAILED, HostFailure
 from assigner.machine.launchedrank import Launched, launched
 from assigner.runtime.failures import failure
 from assigner.runtime.failures.cause import Failure
@@ -574,3 +575,19 @@ def test_a_watch_that_fails_ends_the_process(
     assert exits == [7]
     assert "the watch over the run failed: LookupError('what is this?')" in capfd.readouterr().err
     assert unseal(Failure, failure._KEY, store.get(failure._KEY)).where == "watching the run"
+
+
+def test_an_error_that_another_host_has_seen_is_told_with_its_words(
+    exits: list[int],
+    watching: Callable[..., FailureWatch],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+) -> None:
+    """Of a rank that has ended before it could join, its launcher tells what it has handed over."""
+    for name in ("_STAY_S", "_GRACE_S", "_LEAVE_S"):  # nobody else is there, and nobody leaves
+        monkeypatch.setattr(failure, name, 0.3)
+    store = HashStore()
+    seal_first(store, _FAILED, HostFailure("worker:2", "ended with exit code 1", "worker:2: OSError: no file (a.py:3)"))
+    watch = watching(store)
+    watch.thread.join(30)
+    assert "error: worker:2 failed: worker:2: OSError: no file (a.py:3); its process ended" in capfd.readouterr().err

@@ -288,7 +288,12 @@ class FailureWatch:
             except WorkerError as error:  # a stranger's: the run goes on, and its own first failure replaces it
                 self._note_foreign(error)
         told = read_host_failure(self.launcher)
-        return None if told is None else Failure(told.worker, "", f"its process {told.how}", hint=ended_hint(told.how))
+        if told is None:
+            return None
+        error, hint = f"its process {told.how}", ended_hint(told.how)
+        if told.said:
+            error, hint = f"{told.said}; {error}", "the output of its host has all of it"
+        return Failure(told.worker, "", error, hint=hint).cleaned()
 
     def _watch(self) -> None:
         try:
