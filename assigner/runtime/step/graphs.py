@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
@@ -15,6 +15,7 @@ from assigner.model.deferred.memento import Memento
 from assigner.model.singleprocess import as_single_process
 from assigner.runtime.forward.heldtensors import HeldTensor, as_they_were
 from assigner.runtime.forward.splitbackward import WeightPart
+from assigner.runtime.forward.state import ForwardStart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,22 +42,34 @@ class ForwardPlace(NamedTuple):
         return self.last and self.micro_batch == 0
 
 
+class Postponed(NamedTuple):
+    """A backward that is all weight part: the arguments of the one that is to run."""
+
+    output_gradients: Sequence[torch.Tensor | None]
+    reads: Sequence[torch.Tensor]
+    sizes: Sequence[Any]
+
+
 @dataclass(slots=True)
 class Graph:
-    """What the backward of a micro-batch needs."""
+    """What the backward of a micro-batch needs: a graph, or what its forward starts from when it runs again."""
 
     roots: list[GradientEdge | None]  # where it starts, for each output; empty once its input part has run
     held: list[HeldTensor]  # tensors that forwards write, as this one left them
     is_hooked: bool = False  # the forward has hooked on to tensors
+    start: ForwardStart | None = None  # from which it runs again, and there is no graph till then; None: it does not
     overwritten: tuple[str, str] | None = None  # a partition, and what a later forward of it wrote without a copy
     values: list[Memento] = field(default_factory=list)  # Python's, as this forward left them, if its backward may read
-    rest: WeightPart | None = None  # what the input part has left to the weight part; None: it has not run
+    rest: WeightPart | Postponed | None = None  # what is left to the weight part; None: no input part has run
     entries: list[set[Node]] = field(default_factory=list)  # where its backward comes into each partition, if asked
     draws: bool = False  # code that is not torch's own may run in its backward, and draw
 
-    @contextlib.contextmanager
-    def as_left(self) -> Iterator[None]:
+    def as_left(self) -> contextlib.AbstractContextManager[None]:
         """Python values and tensors as forwards have left them while the block runs."""
+        return self._as_left() if self.values or self.held else NOTHING
+
+    @contextlib.contextmanager
+    def _as_left(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for each in self.values:
                 stack.enter_context(each.restored())

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from assigner.model.marking import Value
 from assigner.model.marking.gradients import check_asked
 from assigner.runtime.forward.nodes import code_so_far, edge_of, hooks_so_far, is_leaf
 from assigner.runtime.forward.state import LateWrites, PartitionState
 from assigner.runtime.step.graphs import (
-    NOTHING,
     ForwardPlace,
     Graph,
     ReadValue,
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import Node
 
+    from assigner.model.marking import Value
     from assigner.model.marking.domain import Size
     from assigner.runtime.step.partition import PartitionRunner
 
@@ -80,11 +79,10 @@ def island(
     elsewhere = {value for piece in graph.pieces if piece.name not in names for value in piece.reads} | set(carried)
     outputs = list[Output]()
     for each in runners:
-        made = [] if each.finish is not None else [Value(each.piece.name, n) for n in range(len(each.gradients))]
-        within = {value: sum(value in other.piece.reads for other in runners) for value in made}
+        within = {value: sum(value in other.piece.reads for other in runners) for value in each.makes}
         outputs += [
             Output(value, graph.values[value].gradient, within[value], graph.values[value].asked)
-            for value in made
+            for value in each.makes
             if not joins or value in elsewhere
         ]
     without_gradient = [value for value in reads if value.partition and not graph.values[value].gradient]
@@ -147,15 +145,14 @@ class JoinedPartitions:
         found, sizes, values = list[_InTurn](), 0, self._runners[0].graph.values
         for each in self._runners:
             piece = each.piece
-            made = [Value(piece.name, n) for n in range(len(each.gradients) if each.finish is None else 0)]
             reads = tuple([place[value] for value in piece.reads])
             watched = [ReadValue(value, value in elsewhere or is_shared) for value, is_shared in each.read_values]
             watched = [each for each in watched if each.value in elsewhere or each.value.partition not in self._names]
             lent = tuple([place[value] for value, _ in watched])
-            place.update([(value, len(place) + n) for n, value in enumerate(made)])
-            makes = slice(len(place) - len(made), len(place))
-            cut = tuple([place[value] for value in made if not values[value].gradient])
-            asked = tuple([n for n, value in enumerate(made) if values[value].asked])
+            place.update([(value, len(place) + n) for n, value in enumerate(each.makes)])
+            makes = slice(len(place) - len(each.makes), len(place))
+            cut = tuple([place[value] for value in each.makes if not values[value].gradient])
+            asked = tuple([n for n, value in enumerate(each.makes) if values[value].asked])
             numbers = slice(sizes, sizes + len(piece.sizes))
             found.append(_InTurn(each, reads, numbers, lent, tuple(watched), makes, cut, asked))
             sizes = numbers.stop
@@ -247,10 +244,8 @@ class JoinedPartitions:
                 for node in nodes:  # what only gives on is entered with what it reads
                     if not is_leaf(node):
                         node.register_prehook(functools.partial(self._come, n))
-        with (
-            graph.as_left() if graph.values or graph.held else NOTHING,
-            unchanged_by_backward(self._watched(graph, place, output_gradients), self.state),
-        ):
+        watched = self._watched(graph, place, output_gradients)
+        with graph.as_left(), unchanged_by_backward(watched, self.state):
             graph.differentiate(output_gradients, self._runners, place.micro_batch)
 
     def _come(self, number: int, _: Any = None) -> None:

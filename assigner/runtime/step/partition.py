@@ -5,7 +5,11 @@ and go to the partition that made the value. A rematerialised micro-batch keeps 
 state of its modules then, and runs its forward again right before its backward. Its first forward has gradients on, as
 the second one: a model may ask.
 
-A backward may come in two parts (splitbackward.py). A recompute belongs to the first of them that needs a graph.
+A backward may come in two parts (splitbackward.py). A recompute belongs to the first of them that needs a graph. What
+waits for a backward, be it a graph or what a forward starts from again, is among the rank's graphs (graphs.py).
+
+Once what is listed here is known, a partition whose graph is kept, and comes back as a whole, is run by joined.py: with
+its neighbours, or by itself. All else is run here.
 
 What the first passes of a partition show, so that later ones cost less:
 
@@ -28,14 +32,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.mutation import GradientUses, Writes, storage_of
-from assigner.model.marking import PartitionGraph, PartitionModule, Piece
+from assigner.model.marking import PartitionGraph, PartitionModule, Piece, Value
 from assigner.model.marking.casting import casting
 from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import as_single_process
@@ -53,6 +57,7 @@ from assigner.runtime.step.graphs import (
     ForwardPlace,
     Graph,
     Graphs,
+    Postponed,
     ReadValue,
     check_hooks,
     check_unchanged,
@@ -71,14 +76,6 @@ Finish = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], int, bool], t
 """Makes what a backward starts from, the last partition's loss, or what has its gradients without one: of what the
 module returned, copied where others have it too, of that itself, of the micro-batch's number, and of whether this
 forward will run again."""
-
-
-class _Postponed(NamedTuple):
-    """A backward that is all weight part: the arguments of `backward`."""
-
-    output_gradients: Sequence[torch.Tensor | None]
-    reads: Sequence[torch.Tensor]
-    sizes: Sequence[Any]
 
 
 @dataclass
@@ -102,8 +99,6 @@ class PartitionRunner:
     shared: tuple[bool, ...] = ()  # of the values that it reads, which others read too; empty: none of them
     # what the rank's forwards have made in this step that others still read
     handed_on: Callable[[], Iterable[torch.Tensor]] = tuple
-    _starts: dict[int, ForwardStart] = field(default_factory=dict)
-    _postponed: dict[int, _Postponed] = field(default_factory=dict)
     _draws: bool | None = None
     _is_plain: bool | None = None
     was_watched_back: bool = False
@@ -112,6 +107,8 @@ class PartitionRunner:
     def __post_init__(self) -> None:
         piece, values = self.piece, self.graph.values
         self.gradients = self.graph.output_gradients(piece)  # which of its outputs get one back
+        # what others may read of them; what the last partition makes is the model's output
+        self.makes = [Value(piece.name, n) for n in range(len(self.gradients) if self.finish is None else 0)]
         self._differentiates = any(value.partition and values[value].gradient for value in piece.reads)
         count_code()
         # nobody hooks into a partition itself, and its __call__ takes time
@@ -194,7 +191,7 @@ class PartitionRunner:
         if is_hooked:
             check_hooks(self.piece, reads)
         if runs_again:
-            self._starts[place.micro_batch] = start
+            self.graphs[self.key, place.micro_batch] = Graph([], [], start=start)
             if self.is_users:
                 let_go(self.state.tensors.modules)
             return tuple(map(_apart, self.state.handed_on(outputs)))
@@ -220,7 +217,7 @@ class PartitionRunner:
         name = self.state.tensors.name_of((late.tensors + late.loose)[0])
         storages = {storage_of(each) for each in late.tensors}
         is_read = storages and any(storage_of(each) in storages for each in self.handed_on())
-        if is_read or any(each.needs(late) for each in self._starts.values()) or (kept and late.uncounted):
+        if is_read or any(each.start.needs(late) if each.start else late.uncounted for each in kept):
             raise overwritten_error(self.piece.name, name)
         for each in kept:
             each.overwritten = self.piece.name, name
@@ -243,45 +240,41 @@ class PartitionRunner:
             sizes: Likewise.
             split: Its input part alone: what was read has its gradients then, and `backward_weight` does the rest.
         """
-        if split and not self._differentiates:
-            self._postponed[place.micro_batch] = _Postponed(output_gradients, reads, sizes)
-            return
-        graph = self.graphs.pop((self.key, place.micro_batch), None)
-        start = self._starts.pop(place.micro_batch, None)
-        if graph is not None:
-            is_checked = self.is_checked(place, graph)
-            checked = [(self, self.shows_values(graph, output_gradients))] if is_checked else []
-            with (
-                graph.as_left() if graph.values or graph.held else NOTHING,
-                unchanged_by_backward(checked, self.state),
-            ):
+        key = self.key, place.micro_batch
+        graph = self.graphs.pop(key, None)
+        if graph is not None and split and not self._differentiates:
+            graph.rest = Postponed(output_gradients, reads, sizes)
+            self.graphs[key] = graph
+        elif graph is not None and graph.start is None:
+            with graph.as_left():
                 self._differentiate(place, graph, output_gradients, split=split)
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
-            assert start is not None
-            with self.state.again(start), as_single_process():
+            assert graph is not None
+            assert graph.start is not None
+            with self.state.again(graph.start), as_single_process():
                 hooks, code, before = hooks_so_far(), code_so_far(), [facts_of(each) for each in reads]
                 outputs = self.finished(self.call(place, reads, sizes), place, reads)
                 check_unchanged(self.piece, self.read_values, reads, before, runs_again=True)
                 held = self.state.left() if split else []
                 is_hooked = hooks_so_far() != hooks
                 graph = Graph(self.roots(outputs), held, is_hooked, draws=is_hooked or code_so_far() != code)
-                checked = [(self, self.shows_values(graph, output_gradients))]
-                with unchanged_by_backward(checked, self.state):
-                    self._differentiate(place, graph, output_gradients, split=split)
+                self._differentiate(place, graph, output_gradients, split=split, is_checked=True)
 
     def backward_weight(self, place: ForwardPlace) -> None:
         """Run the weight part, behind the input part; all parameters have their gradients then."""
-        if (postponed := self._postponed.pop(place.micro_batch, None)) is not None:
-            self.backward(place, *postponed)
+        graph = self.graphs.get((self.key, place.micro_batch))
+        if graph is None or graph.rest is None:
             return
-        graph = self.graphs.pop((self.key, place.micro_batch), None)
-        if graph is not None and graph.rest is not None:
-            checked = [(self, False)] if self.is_checked(place, graph) else []
-            unchanged = unchanged_by_backward(checked, self.state)
-            with as_single_process(), graph.as_left(), unchanged, in_words(graph.overwritten):
-                if graph.draws:
-                    self.seed_backward(place)
-                graph.rest.run()
+        if isinstance(graph.rest, Postponed):
+            self.backward(place, *graph.rest)
+            return
+        del self.graphs[self.key, place.micro_batch]
+        checked = [(self, False)] if self.is_checked(place, graph) else []
+        unchanged = unchanged_by_backward(checked, self.state)
+        with as_single_process(), graph.as_left(), unchanged, in_words(graph.overwritten):
+            if graph.draws:
+                self.seed_backward(place)
+            graph.rest.run()
 
     def waiting(self, place: ForwardPlace) -> tuple[list[torch.Tensor], bool]:
         """The tensors that the weight part of a backward needs, as far as the input part knows of them.
@@ -289,11 +282,12 @@ class PartitionRunner:
         Returns:
             They, and whether the whole graph is there too.
         """
-        if (postponed := self._postponed.get(place.micro_batch)) is not None:
-            return [each for each in postponed.output_gradients if each is not None], not self.recomputes(place)
         graph = self.graphs.get((self.key, place.micro_batch))
-        rest = None if graph is None else graph.rest
-        return ([], False) if rest is None else (rest.tensors(), bool(rest.edges))
+        if graph is None or graph.rest is None:
+            return [], False
+        if isinstance(graph.rest, Postponed):
+            return [each for each in graph.rest.output_gradients if each is not None], graph.start is None
+        return graph.rest.tensors(), bool(graph.rest.edges)
 
     def is_checked(self, place: ForwardPlace, graph: Graph) -> bool:
         """Whether to look if a backward changes the partition's tensors: where that would be lost."""
@@ -310,28 +304,36 @@ class PartitionRunner:
         return is_first or graph.is_hooked
 
     def _differentiate(
-        self, place: ForwardPlace, graph: Graph, output_gradients: Sequence[torch.Tensor | None], *, split: bool
+        self,
+        place: ForwardPlace,
+        graph: Graph,
+        output_gradients: Sequence[torch.Tensor | None],
+        *,
+        split: bool,
+        is_checked: bool = False,
     ) -> None:
-        if graph.draws:
-            self.seed_backward(place)
-            if self.go_on is not None:
-                self.go_on(place.micro_batch)
-        if not split:
-            graph.differentiate(output_gradients, [self], place.micro_batch)
-            return
-        roots, gradients = graph.given(output_gradients)
-        if not roots:
-            return
-        with as_single_process(), in_words(graph.overwritten):
-            graph.rest = input_part(roots, gradients, is_hooked=graph.is_hooked)
-        graph.roots = []
-        self.graphs[self.key, place.micro_batch] = graph
+        """A backward, or its input part; `is_checked`: whatever it changes of the partition is looked at."""
+        is_checked = is_checked or self.is_checked(place, graph)
+        checked = [(self, self.shows_values(graph, output_gradients))] if is_checked else []
+        with unchanged_by_backward(checked, self.state):
+            if graph.draws:
+                self.seed_backward(place)
+                if self.go_on is not None:
+                    self.go_on(place.micro_batch)
+            if not split:
+                graph.differentiate(output_gradients, [self], place.micro_batch)
+                return
+            roots, gradients = graph.given(output_gradients)
+            if not roots:
+                return
+            with as_single_process(), in_words(graph.overwritten):
+                graph.rest = input_part(roots, gradients, is_hooked=graph.is_hooked)
+            graph.roots = []
+            self.graphs[self.key, place.micro_batch] = graph
 
     def forget(self) -> None:
-        """Drop the graphs of a step that was not finished."""
+        """Drop what is kept of a step that was not finished."""
         self.graphs.clear()
-        self._starts.clear()
-        self._postponed.clear()
 
     def _watched(
         self, start: ForwardStart, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
