@@ -187,6 +187,35 @@ def test_groups_that_are_none_of_the_builders():
         pipeline.step(made.make_batch(8, 0))
 
 
+def test_members_of_a_group_are_changed(tmp_path):
+    """On one rank steps go on with them, as in plain PyTorch; what would bring the others back is refused."""
+    made = skips()
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        for each in (reference.optimizer, pipeline.optimizer):
+            each.param_groups[0]["params"].pop()
+        for n in range(2):
+            batch = made.make_batch(8, n)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=0, abs=1e-10)
+        assert reference.distance(pipeline.named_parameters()) < 1e-10
+        state = {"state": {}, "param_groups": []}
+        for act in (
+            pipeline.optimizer.state_dict,
+            lambda: pipeline.optimizer.load_state_dict(state),
+            lambda: pipeline.move(make_plan(made, micro_batches=2)),
+            lambda: pipeline.save(tmp_path / "saved"),
+        ):
+            with pytest.raises(UsageError, match=r"param_groups\[0\] of pipeline.optimizer has other parameters than"):
+                act()
+        pipeline.step(made.make_batch(8, 0))
+    named = dict(made.model().named_parameters())
+    one = RankOptimizer(made, named.items(), named, ranks=2)
+    one.check_tried(lambda number: [number])
+    one.param_groups[0]["params"][0] = torch.nn.Parameter(one.param_groups[0]["params"][0].detach())
+    with pytest.raises(UsageError, match="other parameters than"):  # by its place each of several ranks has another one
+        one.check_tried(lambda number: [number])
+
+
 def by_dimensions(parameters: Any) -> torch.optim.Optimizer:
     """Weights, and biases."""
     every = list(parameters)

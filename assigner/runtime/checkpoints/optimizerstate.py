@@ -60,8 +60,10 @@ class OptimizerState:
         """What an optimizer holds for these parameters.
 
         Raises:
-            UsageError: a value that is neither a tensor nor plain, or a sparse tensor that is not SGD's momentum.
+            UsageError: a value that is neither a tensor nor plain, or a sparse tensor that is not SGD's momentum; or a
+                group has other parameters than the builder has put there.
         """
+        optimizer.groups.numbers()
         made = cls({}, {}, {})
         group_of = _groups(optimizer)
         for name, parameter in parameters.items():

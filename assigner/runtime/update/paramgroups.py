@@ -29,6 +29,7 @@ class _BuiltGroup(NamedTuple):
 
     group: dict[str, Any]
     members: list[nn.Parameter]  # its own list, on this rank: the script may put another group with that in its place
+    parameters: tuple[nn.Parameter, ...]  # what that list has
     names: tuple[str, ...]  # of all its parameters, on whatever rank
     kinds: dict[str, Any]  # of its settings, as it was built
 
@@ -46,7 +47,13 @@ class ParamGroups:
         self._optimizer = optimizer
         self.digest = digest([repr([sorted(members) for members in names])])
         self._built = [
-            _BuiltGroup(group, group["params"], members, {key: kind_of(value) for key, value in group.items()})
+            _BuiltGroup(
+                group,
+                group["params"],
+                tuple(group["params"]),
+                members,
+                {key: kind_of(value) for key, value in group.items()},
+            )
             for group, members in zip(optimizer.param_groups, names, strict=True)
         ]
 
@@ -68,9 +75,10 @@ class ParamGroups:
         """Which of the builder's groups these are; None: those that there are now.
 
         Raises:
-            UsageError: one is none of them.
+            UsageError: one is none of them, or has other parameters than it had.
         """
-        found = self._found(self._optimizer.param_groups if groups is None else groups)
+        groups = self._optimizer.param_groups if groups is None else [*groups]
+        found = self._found(groups)
         if -1 in found:
             raise UsageError(
                 f"param_groups[{found.index(-1)}] of pipeline.optimizer has a list of parameters of its own: which of"
@@ -78,6 +86,15 @@ class ParamGroups:
                 hint="make the groups in Workload.optimizer; a script changes them by their settings, takes some out,"
                 ' or puts {**group, "lr": 0.1} in the place of group, whose "params" are the same list',
             )
+        for group, n in zip(groups, found, strict=True):
+            if [*map(id, group.get("params", ()))] != [*map(id, self._built[n].parameters)]:
+                raise UsageError(
+                    f"param_groups[{found.index(n)}] of pipeline.optimizer has other parameters than those that"
+                    " Workload.optimizer has put there: on another rank, under another plan, and in a checkpoint, its"
+                    " parameters are those",
+                    hint="to leave some out for a while, freeze them (requires_grad_(False) on what"
+                    " pipeline.named_parameters() gives); what trains beside the model has an optimizer of its own",
+                )
         return found
 
     def _found(self, groups: Iterable[Mapping[str, Any]]) -> list[int]:
@@ -88,7 +105,9 @@ class ParamGroups:
     def note(self, numbers: Iterable[int]) -> None:
         """The groups that there are now are these of the builder's, whatever objects they are."""
         for n, group in zip(numbers, self._optimizer.param_groups, strict=True):
-            self._built[n] = self._built[n]._replace(group=group, members=group["params"])
+            self._built[n] = self._built[n]._replace(
+                group=group, members=group["params"], parameters=tuple(group["params"])
+            )
 
     def kept(self) -> list[tuple[int, dict[str, Any], dict[str, Any]]]:
         """Those that there are now, each with its number before it and its settings as they are behind it."""

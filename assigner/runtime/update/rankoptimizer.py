@@ -252,8 +252,10 @@ class RankOptimizer:
 
         Raises:
             UsageError: there are such hooks, and several workers have parameters; or with these settings it looks at
-                parameters of several workers at once.
+                parameters of several workers at once; or, on several ranks, the script has changed what is in a group.
         """
+        if self.ranks > 1:
+            self.groups.numbers()
         if self.is_spread and not hooks_on_all() <= self._verdict.hooks:
             raise UsageError(
                 "a hook on the steps of all optimizers was registered after the pipeline was made: on several workers"
