@@ -400,6 +400,31 @@ def test_a_hook_of_the_loss_is_looked_at():
             pipeline.step(made.make_batch(8, 2))
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_what_hangs_on_where_gradients_arrive_is_looked_at_once_a_step(schedule):
+    """No forward has left it in its graph: backwards of graphs with torch's own code alone are looked at together."""
+
+    class Own(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Own(WIDTH, 1)), "*")
+    with pipeline_of(made, make_plan(made, micro_batches=4, schedule=schedule)) as pipeline:
+        for n in range(3):
+            pipeline.step(made.make_batch(8, n))
+        held = dict(pipeline.named_parameters())
+        weight, bias = held["1.weight"], held["1.bias"].detach()
+        arrival = weight.expand_as(weight).grad_fn.next_functions[0][0]
+
+        def hook(*_: object) -> None:
+            bias.add_(1.0)
+
+        calls = arrival.register_hook(hook)
+        with pytest.raises(UsageError, match="the backward of partition '1' changes a buffer or a weight"):
+            pipeline.step(made.make_batch(8, 3))
+        calls.remove()
+
+
 def test_a_sparse_gradient_has_each_place_once():
     """However many micro-batches have added to it: an optimizer of the user's may go by its indices."""
     made = workload(

@@ -95,7 +95,8 @@ class ModuleTensors:
         self._spaces: list[dict[str, Any]] = [
             space for each in self.modules for space in (each._parameters, each._buffers)
         ]
-        self._values = [space.values() for space in self._spaces]
+        self._values: list[Iterable[torch.Tensor | None]] = []  # of those with something in them
+        self._empty = self._spaces  # the others
         self._places: list[tuple[int, str]] = []
         self._held: list[torch.Tensor | None] = []
         self.now: list[torch.Tensor] = []  # found by `renewed`: they can have other memory, and torch counts changes
@@ -104,8 +105,12 @@ class ModuleTensors:
     def renewed(self) -> list[torch.Tensor] | None:
         """See which tensors the modules hold now, and return those that they no longer do; None: all is as it was."""
         held = list(itertools.chain.from_iterable(self._values))
-        if len(held) == len(self._held) and all(map(operator.is_, held, self._held)):
+        is_alike = not any(self._empty) and len(held) == len(self._held)
+        if is_alike and all(map(operator.is_, held, self._held)):
             return None
+        self._values = [space.values() for space in self._spaces if space]
+        self._empty = [space for space in self._spaces if not space]
+        held = list(itertools.chain.from_iterable(self._values))
         before, present = (dict.fromkeys(each for each in some if each is not None) for some in (self._held, held))
         self._places, self._held = [(id(space), name) for space in self._spaces for name in space], held
         self.now = [each for each in present if is_strided(each)]

@@ -209,9 +209,8 @@ class Executor:
         self.loss.begin(micro_batches, places, factor=loss_factor, number=number, outputs=outputs, finished=finished)
         if self.member.transport is not None:
             self.member.transport.begin(program)
-        for each in self._islands.values():
-            if isinstance(each.runner, JoinedPartitions):
-                each.runner.state.tensors.begin_step()
+        for each in self._joined():
+            each.begin_step()
         count = posted_ahead(self.graph, program, self.member.name, micro_batches)
         ahead = self.messages.post_ahead(actions, count, step)
         next(ahead, None)
@@ -225,8 +224,14 @@ class Executor:
                         self._act(program, action)
                 else:
                     self._act(program, action)
+        for each in self._joined():
+            each.end_step()
         self.step = StepValues()
         return self.loss.numbers()
+
+    def _joined(self) -> list[JoinedPartitions]:
+        """What runs islands of several partitions, or of one as such."""
+        return [each.runner for each in self._islands.values() if isinstance(each.runner, JoinedPartitions)]
 
     def update(
         self,
@@ -274,7 +279,8 @@ class Executor:
         self, outputs: Sequence[Any], returned: Sequence[Any], place: int, runs_again: bool
     ) -> tuple[torch.Tensor, ...]:
         """What the last partition's backward starts from, made of what it returned."""
-        self._hand_on(((Value(self.graph.last.name, n), each) for n, each in enumerate(outputs)), place)
+        if self.carried:
+            self._hand_on(((Value(self.graph.last.name, n), each) for n, each in enumerate(outputs)), place)
         at, self.member.at = self.member.at, f"{self.loss.words}, micro-batch {place}"
         origin = Origin(self.graph, returned, functools.partial(self._came_in, place))
         made = self.loss.of(outputs, place, runs_again=runs_again, origin=origin)

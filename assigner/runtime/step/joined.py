@@ -19,6 +19,7 @@ from assigner.model.marking.gradients import check_asked
 from assigner.runtime.forward.nodes import code_so_far, edge_of, hooks_so_far, is_leaf
 from assigner.runtime.forward.state import LateWrites, PartitionState
 from assigner.runtime.step.graphs import (
+    NOTHING,
     ForwardPlace,
     Graph,
     ReadValue,
@@ -72,7 +73,7 @@ def island(
         runners: Theirs, in the stage's order.
         joins: Whether they have one graph together; there is one of them at most where not.
         carried: Values that are state of the next batch.
-        entered: Called with the name of each that a forward or a backward comes to; None: nobody wants to know.
+        entered: Called with the name of each that a backward comes to; None: nobody wants to know.
     """
     names, graph = tuple([each.piece.name for each in runners]), runners[0].graph
     reads = [value for each in runners for value in each.piece.reads if value.partition not in names]
@@ -135,7 +136,9 @@ class JoinedPartitions:
         self._moving = [each for each in runners if each.moves_values]
         self._place: ForwardPlace | None = None  # of the backward that is under way, where code in it may draw
         self._first = 0  # the partition to which it has come
-        self._unseen = list[Watched]()  # how users' partitions are watched once each was looked at wholly
+        self._looked_at: list[Watched] = [(each, False) for each in self._users]  # to look at tensors alone
+        self._was_watched = not self._users  # a backward has gone through each of these and was looked at wholly
+        self._has_unseen = False  # backwards of the step were not looked at
         place = {value: n for n, value in enumerate(reads)}
         self._calls = self._in_turn(place, {each.value for each in outputs})
         self._outputs = [(place[each.value], each.gradient) for each in outputs]
@@ -165,30 +168,31 @@ class JoinedPartitions:
             What others read, then what the backward of the loss starts from, where the model's last partition is one
             of these.
         """
-        values, is_hooked, code = list(reads), False, code_so_far()
+        values, code, first = list(reads), code_so_far(), hooks_so_far()
         ended: tuple[torch.Tensor, ...] = ()
         seeds = [each.seed(place) for each in self._runners]  # one after the other: between kernels each takes longer
-        start = self.state.begin(runs_again=False)
-        for call, seed in zip(self._calls, seeds, strict=True):
-            self._enter(call.runner)
-            before, hooks = [facts_of(values[n]) for n in call.lent], hooks_so_far()
-            read = [values[n] for n in call.reads]
-            outputs = call.runner.call(place, read, sizes[call.sizes], seed)
-            finished = call.runner.finished(outputs, place, read)
-            if hooks_so_far() != hooks:
-                is_hooked = True
-                check_hooks(call.runner.piece, read)
-            if before:
-                check_unchanged(call.runner.piece, call.watched, [values[n] for n in call.lent], before)
-            for n in call.asked:
-                check_asked(call.runner.piece.name, outputs[n], gradient=call.runner.gradients[n], sent=False)
-            if call.runner.finish is None:
+        start, hooks = self.state.begin(runs_again=False), first
+        self._runners[0].stores.enter(first=place.micro_batch == 0)
+        # for the same reason as little as can be stands around a call
+        for (runner, reading, numbers, lent, watched, _, cut, asked), seed in zip(self._calls, seeds, strict=True):
+            self.at = runner.at
+            before = [facts_of(values[n]) for n in lent] if lent else []
+            read = [values[n] for n in reading]
+            outputs = runner.call(place, read, sizes[numbers], seed)
+            if runner.finish is None:
                 values += outputs
             else:  # in a stage's order others may come behind it, which it does not read
-                ended = finished
-            for n in call.cut:
+                ended = runner.finished(outputs, place, read)
+            if (now := hooks_so_far()) != hooks:
+                hooks = now
+                check_hooks(runner.piece, read)
+            if lent:
+                check_unchanged(runner.piece, watched, [values[n] for n in lent], before)
+            for n in asked:
+                check_asked(runner.piece.name, outputs[n], gradient=runner.gradients[n], sent=False)
+            for n in cut:
                 values[n] = values[n].detach()
-        late = self.state.end(start)
+        late, is_hooked = self.state.end(start), hooks != first
         made = [values[n] for n, _ in self._outputs]
         pairs = zip(made, self._outputs, strict=True)
         roots = [edge_of(each) if gradient and each.requires_grad else None for each, (_, gradient) in pairs]
@@ -213,11 +217,6 @@ class JoinedPartitions:
             made = values[call.makes] if call.runner.finish is None else ended
             found.append({root.node for root in call.runner.roots(made) if root is not None})
         return found
-
-    def _enter(self, runner: PartitionRunner) -> None:
-        self.at = runner.at
-        if self._entered is not None:
-            self._entered(runner.piece.name)
 
     def _end_late(self, late: LateWrites, graph: Graph, place: ForwardPlace) -> None:
         """A forward wrote tensors that nobody knew to be written."""
@@ -245,7 +244,7 @@ class JoinedPartitions:
                     if not is_leaf(node):
                         node.register_prehook(functools.partial(self._come, n))
         watched = self._watched(graph, place, output_gradients)
-        with graph.as_left(), unchanged_by_backward(watched, self.state):
+        with graph.as_left(), unchanged_by_backward(watched, self.state) if watched else NOTHING:
             graph.differentiate(output_gradients, self._runners, place.micro_batch)
 
     def _come(self, number: int, _: Any = None) -> None:
@@ -255,19 +254,40 @@ class JoinedPartitions:
         """
         if number < self._first:
             self._first, runner = number, self._runners[number]
-            self._enter(runner)
+            self.at = runner.at
+            if self._entered is not None:
+                self._entered(runner.piece.name)
             if self._place is not None:
                 runner.seed_backward(self._place)
 
     def _watched(
         self, graph: Graph, place: ForwardPlace, output_gradients: Sequence[torch.Tensor | None]
     ) -> list[Watched]:
-        """Those to look at if the backward changes them."""
-        if not (graph.held or graph.is_hooked or place.is_alone) and (self._unseen or not self._users):
-            return self._unseen
+        """Those to look at if the backward changes them; where torch's own code alone runs, all of a step together."""
+        if self._was_watched and not (graph.held or graph.is_hooked or place.is_alone):
+            if graph.draws or self.state.written:
+                return self._looked_at
+            self._has_unseen = True
+            return []
         checked = [each for each in self._runners if each.is_checked(place, graph)]
         found = [(each, each.shows_values(graph, output_gradients)) for each in checked]
-        were_seen = all(each.was_watched_back for each in self._users)
-        if found and were_seen and not any(shows_values for _, shows_values in found):
-            self._unseen = [(each, False) for each in self._users]
+        self._was_watched = all(each.was_watched_back for each in self._users)
         return found
+
+    def begin_step(self) -> None:
+        """A step comes next."""
+        self.state.tensors.begin_step()
+        self._has_unseen = False
+
+    def end_step(self) -> None:
+        """Its backwards are done: those that were not looked at have changed no tensor either.
+
+        Nothing that a forward has left there runs in them but torch's own code; what hangs on for longer may, as a hook
+        on the node at which the gradients of a weight arrive.
+
+        Raises:
+            UsageError: they have.
+        """
+        if self._has_unseen:
+            with unchanged_by_backward(self._looked_at, self.state):
+                self._has_unseen = False

@@ -81,10 +81,11 @@ class Origin(NamedTuple):
 
     def is_leaf(self, returned: torch.Tensor) -> bool:
         """Whether an output is a leaf in plain torch, too, and no value of another partition that was handed on."""
+        if not returned.is_leaf:
+            return False
         places = _places([returned])
-        return returned.is_leaf and not any(
-            each is returned or _places([each]) == places for value, each in self.came_in() if value.partition
-        )
+        handed_on = (each for value, each in self.came_in() if value.partition)
+        return not any(each is returned or _places([each]) == places for each in handed_on)
 
     def ends(self) -> Ends:
         """Where the outputs lie, and what came in."""
@@ -199,10 +200,10 @@ class LossGraph:
                 inputs = tuple([self._taken(outputs, each) for each in inputs])
             return original(outputs, gradients, keep, create, inputs, *rest, **words)
 
-        uses = GradientUses()
+        uses = GradientUses() if self._looks else None
         autograd._engine_run_backward = run_backward
         try:
-            with uses if self._looks else contextlib.nullcontext():
+            with uses or contextlib.nullcontext():
                 value = loss(output, targets)
             self._check_hooks([value])
         except Exception:
@@ -213,9 +214,10 @@ class LossGraph:
         self._raise_problem(uses)
         return value
 
-    def _raise_problem(self, uses: GradientUses) -> None:
+    def _raise_problem(self, uses: GradientUses | None) -> None:
         """Raise what the loss has asked for and cannot have, whatever it has made of that."""
-        self._check_uses(uses)
+        if uses is not None:
+            self._check_uses(uses)
         if self._problem is not None:
             raise self._problem
 

@@ -25,7 +25,9 @@ What the first passes of a partition show, so that later ones cost less:
                                   of the user's own can draw later
     moves_values                  the first forward                 a graph whose hooks may run code keeps its values
     was_watched_back              the first backward of a graph     Python values are compared behind a backward only
-                                                                    where a forward has registered hooks
+                                                                    where a forward has registered hooks, tensors of
+                                                                    joined ones where it has left code to run there,
+                                                                    and once behind a step's last one
 """
 
 from __future__ import annotations
@@ -129,9 +131,9 @@ class PartitionRunner:
         self._is_bare = self.piece.autocast is None and not (self._seeds_no_dropout or self._uses_gradients)
         self.is_users = self.finish is not None or has_code
         self.key, self.at = (self.piece.name,), f"partition {self.piece.name!r}"
-        # code that can draw may begin to at any time, as stochastic depth whose rate begins at 0
-        self._may_draw = self.graph.deferred.vocabulary.draws or self.finish is not None
-        self._draws = True if has_code and self._may_draw else None
+        # code that can draw may begin to at any time, as stochastic depth whose rate begins at 0; a loss has its own
+        self._draws = True if has_code and words.draws else None
+        self._may_draw = words.draws or self.finish is not None  # in a backward, which is the loss's too
 
     def recomputes(self, place: ForwardPlace) -> bool:
         """The forward runs again before this backward, and needs what it read."""
@@ -165,6 +167,7 @@ class PartitionRunner:
         Returns:
             The outputs; where a graph of them is kept, they belong to it, and else they require a gradient as if.
         """
+        self.stores.enter(first=place.micro_batch == 0)
         if not torch.is_grad_enabled():
             before, outputs = [facts_of(each) for each in reads], self.call(place, reads, sizes)
             if self.is_users:
@@ -252,6 +255,7 @@ class PartitionRunner:
             assert graph is not None
             assert graph.start is not None
             with self.state.again(graph.start), as_single_process():
+                self.stores.enter(first=place.micro_batch == 0)
                 hooks, code, before = hooks_so_far(), code_so_far(), [facts_of(each) for each in reads]
                 outputs = self.finished(self.call(place, reads, sizes), place, reads)
                 check_unchanged(self.piece, self.read_values, reads, before, runs_again=True)
@@ -407,7 +411,6 @@ class PartitionRunner:
             before = GeneratorStates.now() if self._draws is None else None
         if self.statistics is not None:
             self.statistics.begin(place.micro_batch)
-        self.stores.enter(first=place.micro_batch == 0)
         try:
             outputs: tuple[torch.Tensor, ...] = (
                 self._call(*reads, *sizes) if self._is_bare else self._called(place, reads, sizes)
