@@ -3,7 +3,9 @@
 What a training script hands over becomes pieces that a rank can build and run alone:
 
     marks                                 which modules are partitions
-    capture, cut, cutter, glue, graph     one forward as a graph, cut into partitions; who runs what lies between them;
+    capture, cut, cutter, glue, statereads, graph
+                                          one forward as a graph, cut into partitions; who runs what lies between them,
+                                          and reads there what modules change;
                                           the same for other inputs, and in the other mode
     blocks, roworder                      outputs that are not those of micro-batches behind each other; in which order
                                           an operation leaves rows, and whether their numbers

@@ -26,6 +26,7 @@ from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, Partit
 from assigner.model.marking.nodes import STATE, is_item, opaque_call, reached
 from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, split
 from assigner.model.marking.rows import EXAMPLE_ROWS, BatchRows
+from assigner.model.marking.statereads import StateReads
 from assigner.model.marking.writing import ONCE
 from assigner.model.members import named_buffers, named_parameters
 
@@ -63,6 +64,7 @@ class Cutter:
             homes=homes, same_tensor=_same_tensor(deferred), lends=base is not None and not training,
             wished=[called[name] for name in order],
         )  # fmt: skip
+        self.state_reads = StateReads(self.ownership)
         self.names = [marked[name].name or name for name in self.ownership.order]
         (output,) = [node for node in captured.graph.nodes if node.op == "output"]
         self.outputs: list[Any] = list(output.args[0])  # the leaves of the model's, as nodes or constants
@@ -266,7 +268,7 @@ class PieceBuilder:
 
     def __init__(self, cutter: Cutter, place: int) -> None:
         self.cutter, self.place = cutter, place
-        self.ownership = cutter.ownership
+        self.ownership, self.state_reads = cutter.ownership, cutter.state_reads
         self.graph = fx.Graph()
         self.copies: dict[fx.Node, Any] = {}
         self.reads: dict[Value, fx.Node] = {}
@@ -276,7 +278,7 @@ class PieceBuilder:
 
     def build(self) -> Piece:
         """The piece: its nodes in the order of the model's forward."""
-        in_turn = set(self.ownership.in_turn.get(self.place, ()))
+        in_turn = set(self.state_reads.in_turn.get(self.place, ()))
         for node in self.ownership.nodes:
             if node in in_turn or self.ownership.owner.get(node) == self.place:
                 self.copy(node)
@@ -312,7 +314,7 @@ class PieceBuilder:
 
     def copy(self, node: fx.Node) -> Any:
         """The copy of a node in this piece; foreign values and numbers become placeholders."""
-        if node not in self.copies or node in self.ownership.replaced:
+        if node not in self.copies or node in self.state_reads.replaced:
             self.copies[node] = self._copy(node)
         return self.copies[node]
 
@@ -363,7 +365,7 @@ class PieceBuilder:
                 return node.meta.get("val")
             return self._read(Value("", self.cutter.captured.users.index(node.name)), node)
         if kind in STATE:
-            if target not in self.direct or node in self.ownership.replaced:
+            if target not in self.direct or node in self.state_reads.replaced:
                 self.direct[target] = self._begun("get_attr", target, node)
             return self.direct[target]
         name = f"constant_{len(self.constants)}"

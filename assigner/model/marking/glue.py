@@ -33,9 +33,9 @@ from assigner.formats.graph import topological_order
 from assigner.model.deferred.mutation import is_random
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.isolation import CrossingError
-from assigner.model.marking.nodes import is_item, line_of, made_of, opaque_call, reached, storages
+from assigner.model.marking.nodes import is_item, made_of, opaque_call, reached
 from assigner.model.marking.opaque import is_call
-from assigner.model.marking.writing import ONCE, STORES, snapshot, stored
+from assigner.model.marking.writing import ONCE, STORES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,9 +64,6 @@ class Ownership:
     Attributes:
         order: The marked names in the wished order, or where values go against that in the order of their first call.
         owner: node -> position in `order`, for owned nodes.
-        in_turn: By position the nodes without owner that run there in the forward's order: stores into tensors that are
-            held there, and what reads a tensor that a module there changes.
-        replaced: The placeholders in whose tensors' places a module puts new ones: each reader gets what is there then.
 
     Raises:
         MarkingError: a marked module is never called, or the glue would make a cycle.
@@ -90,7 +87,7 @@ class Ownership:
         self._grouped = {node for group in capture.together for node in group}
         self.placeholders = {node: capture.kinds[node.name] for node in self.nodes if node.op == "placeholder"}
         self.owner: dict[fx.Node, int] = {}
-        called = [self._call(node).module for node in self.nodes if is_call(node)]
+        called = [self.call(node).module for node in self.nodes if is_call(node)]
         self.order = self._ordered(list(dict.fromkeys(name for name in called if name in marked)), wished)
         missing = [name for name in marked if name not in self.order]
         if missing and (homes is None or not self.order):
@@ -110,13 +107,28 @@ class Ownership:
         if lends:
             self._lend()
         self._check_gradients()
-        self._check_state()
-        self.in_turn = self._find_stores()
-        self.replaced: set[fx.Node] = set()
-        self._find_reads()
 
-    def _call(self, node: fx.Node) -> OpaqueCall:
+    def call(self, node: fx.Node) -> OpaqueCall:
+        """The call that a node is."""
         return opaque_call(node, self.capture.calls)[0]
+
+    def held(self, node: fx.Node) -> str:
+        """The parameter, buffer or constant that a node stands for; empty: none."""
+        return self.placeholders[node][1] if node.op == "placeholder" else ""
+
+    def holding(self, name: str) -> list[fx.Node]:
+        """What has a parameter or buffer, by any of its names: placeholders, and calls of the modules that hold it."""
+        names = self.same_tensor.get(name, (name,))
+        calls = filter(is_call, self.nodes)
+        return [
+            *(node for node, (_, target) in self.placeholders.items() if target and target in names),
+            *(node for node in calls if any(each.startswith(f"{self.call(node).module}.") for each in names)),
+        ]
+
+    def places(self, nodes: Iterable[fx.Node]) -> set[int]:
+        """The partitions that run these nodes: their owners, or those of what reads a node that has none."""
+        met = reached(nodes, lambda each: () if each in self.owner else each.users)
+        return {self.owner.get(each, len(self.order) - 1) for each in met if each in self.owner or each.op == "output"}
 
     def _ordered(self, called: list[str], wished: Sequence[str]) -> list[str]:
         """Partitions in a wished order, as far as each runs behind all whose values it reads."""
@@ -127,7 +139,7 @@ class Ownership:
         edges = set[tuple[str, str]]()
         for node in self.nodes:
             behind[node] = frozenset[str]().union(*(behind[each] for each in node.all_input_nodes))
-            if is_call(node) and (name := self._call(node).module) in names:
+            if is_call(node) and (name := self.call(node).module) in names:
                 edges |= {(each, name) for each in behind[node] if each != name}
                 behind[node] |= {name}
         try:
@@ -153,6 +165,29 @@ class Ownership:
             ):
                 free.add(node)
         return free
+
+    def _find_late(self) -> None:
+        """The glue that reads a tensor of one partition together with what a later one makes, or for an earlier one."""
+        place, end = {name: n for n, name in enumerate(self.order)}, len(self.order)
+        least, first = dict[fx.Node, int](), dict[fx.Node, int]()
+        for node in self.nodes:
+            made = max((least[each] for each in node.all_input_nodes), default=-1)
+            if not is_call(node) and made > place.get(self._home(node), -1) >= 0:
+                self._late.add(node)  # of which `_home` says nothing
+            least[node] = made if node.op == "placeholder" else max(made, place.get(self._home(node), -1))
+        for node in reversed(self.nodes):
+            needed, own = min((first[each] for each in node.users), default=end), place.get(self._home(node), end)
+            if not is_call(node) and needed < own < end:
+                self._late.add(node)
+            first[node] = min(needed, own)
+
+    def _home(self, node: fx.Node) -> str:
+        """The partition that must run a node: of a marked module, or as another capture has it."""
+        if is_call(node):
+            name = self.call(node).module
+            return name if name in self.order else self.homes.get(name, "")
+        held = () if node in self._late else map(self.held, node.all_input_nodes)
+        return next((self.homes[name] for name in held if name in self.homes), "")
 
     def _assign(self) -> None:
         position = {name: n for n, name in enumerate(self.order)}
@@ -193,14 +228,14 @@ class Ownership:
             text = f"{place!r} needs what {other} is used for, and {last!r} has that, which comes later"
         else:
             text = f"{place!r} is called again with what {last!r} made"
-        module = self._call(node).module if brought and is_run else ""
+        module = self.call(node).module if brought and is_run else ""
         return CrossingError(text, hint="mark one larger module that contains both", module=module)
 
     def _brought(self, node: fx.Node) -> str:
         """What has a node run where another capture has it, by name; empty: a mark does."""
         if is_call(node):
-            return "" if self._call(node).module in self.order else repr(self._call(node).module)
-        return next((repr(name) for each in node.all_input_nodes if (name := self._held(each)) in self.homes), "")
+            return "" if self.call(node).module in self.order else repr(self.call(node).module)
+        return next((repr(name) for each in node.all_input_nodes if (name := self.held(each)) in self.homes), "")
 
     def _gathered(self, group: list[fx.Node]) -> bool:
         """Have one partition run all of a group: the last one that any of them needs. True: something has moved."""
@@ -214,208 +249,6 @@ class Ownership:
                 )
             self._fixed[node] = place
         return bool(late)
-
-    def _find_stores(self) -> dict[int, list[fx.Node]]:
-        """By partition: the stores into tensors that it holds, of values that do not depend on the batch."""
-        found: dict[int, list[fx.Node]] = {}
-        for node in self.nodes:
-            if node.target in ONCE:
-                for place in self.places(self.holding(self._held(node.args[0]))) or {len(self.order) - 1}:
-                    found.setdefault(place, []).append(node)
-        return found
-
-    def holding(self, name: str) -> list[fx.Node]:
-        """What has a parameter or buffer, by any of its names: placeholders, and calls of the modules that hold it."""
-        names = self.same_tensor.get(name, (name,))
-        calls = filter(is_call, self.nodes)
-        return [
-            *(node for node, (_, target) in self.placeholders.items() if target and target in names),
-            *(node for node in calls if any(each.startswith(f"{self._call(node).module}.") for each in names)),
-        ]
-
-    def places(self, nodes: Iterable[fx.Node]) -> set[int]:
-        """The partitions that run these nodes: their owners, or those of what reads a node that has none."""
-        met = reached(nodes, lambda each: () if each in self.owner else each.users)
-        return {self.owner.get(each, len(self.order) - 1) for each in met if each in self.owner or each.op == "output"}
-
-    def _find_reads(self) -> None:
-        """What the glue reads of a tensor of which a module's own forward makes another one is read in its turn."""
-        turn = {node: n for n, node in enumerate(self.nodes)}
-        for node in filter(is_call, self.owner):
-            effects, place = self._call(node).effects, self.owner[node]
-            for name in sorted(effects.changed):
-                is_replaced = name in effects.replaced
-                held = [each for each in self.holding(name) if each.op == "placeholder"]
-                self._check_changes(node, name, held, turn)
-                if is_replaced:
-                    self.replaced.update(held)
-                for read in self._readers_of(held, views=not is_replaced):
-                    places = self.places([read])
-                    self._check_read(node, name, read, places, is_before=turn[read] < turn[node])
-                    if place in places and read not in self.owner and read.op != "output":  # which is read last anyhow
-                        self.in_turn.setdefault(place, []).append(read)
-
-    def _check_read(self, node: fx.Node, name: str, read: fx.Node, places: set[int], *, is_before: bool) -> None:
-        """What is read of a tensor is needed by no partition that runs on the other side of the call that changes it.
-
-        Nor by any other one, which keeps the tensor in whose place the module puts a new one.
-        """
-        call, place = self._call(node), self.owner[node]
-        is_replaced, is_alone = name in call.effects.replaced, len(self.same_tensor.get(name, (name,))) == 1
-        if is_replaced:
-            strange = places - {place} if is_alone else places  # by which name, no graph says
-        else:
-            strange = {each for each in places if (each > place if is_before else each < place)}
-        if strange:
-            does = "puts another tensor in its place" if is_replaced else "changes it"
-            other, runs = self.order[min(strange)], "behind" if is_before else "in front of"
-            runner = f"{self.order[place]!r}{', which runs it' * (call.module != self.order[place])}"
-            why = "keeps the first one" if is_replaced else f"runs {runs} {runner}"
-            in_place = f"change it in place ({name.rpartition('.')[2]}.copy_(...)) or " * is_replaced
-            raise MarkingError(
-                f"the forward reads {name!r} ({line_of(read)}) {'before' if is_before else 'after'} {call.label}"
-                f" {does}, and {other!r}, which needs that, {why}",
-                hint=f"have the module that changes it {in_place}return the value, too; or mark one larger module that"
-                " contains both",
-            )
-
-    def _check_changes(self, node: fx.Node, name: str, held: Sequence[fx.Node], turn: Mapping[fx.Node, int]) -> None:
-        """What the glue makes of a tensor is a value of the graph, which a change by a module does not reach.
-
-        So no value is read past a call whose module changes that tensor, too, or stored once a step.
-        """
-        call = self._call(node)
-        users = [user for each in held for user in each.users]
-        stores = [user for user in users if user.target in STORES]
-        values = [*stores, *(user for user in users if user.target is snapshot)]
-        past = [
-            read for each in values if turn[each] < turn[node] for read in self._readers_of([each])
-            if turn[read] > turn[node]
-        ]  # fmt: skip
-        is_once = any(each.target in ONCE for each in stores)  # and the module's change comes with each micro-batch
-        if stores and (past or is_once or name in call.effects.replaced):
-            raise MarkingError(
-                f"the forward changes {name!r} ({line_of(stores[-1])}), and so does {call.label} itself: where a model"
-                " is cut, one of these changes would be lost",
-                hint=f"change it in the forward of {call.label} alone, or mark one larger module that contains both",
-            )
-
-    def _readers_of(self, values: Sequence[fx.Node], *, views: bool = True) -> list[fx.Node]:
-        """The nodes that read values, themselves or through views; without `views` a view is a reader, too."""
-        waiting, found = list(values), list[fx.Node]()
-        while waiting:
-            node = waiting.pop()
-            for user in node.users:
-                is_own = isinstance(user.target, torch._ops.OpOverload) and not is_call(user)  # no write, no store
-                is_view = (is_own or is_item(user)) and not set(storages(node)).isdisjoint(storages(user))
-                (waiting if is_view and views else found).append(user)
-        return [node for node in dict.fromkeys(found) if not is_size(node)]
-
-    def _check_gradients(self) -> None:
-        """A forward that takes a gradient sees what it has computed itself, and not what others have."""
-        for node in filter(is_call, self.nodes):
-            call, given, _ = opaque_call(node, self.capture.calls)
-            for n, m in sorted(call.effects.differentiated):
-                if n == m:
-                    if self.owner.get(given[n], self.owner.get(node)) != self.owner.get(node):
-                        raise MarkingError(
-                            f"the forward of {call.label} looks at the gradient (.grad) of a value that it is given:"
-                            " what backwards of other partitions leave there is not in it",
-                            hint="take it with torch.autograd.grad; or mark a larger module that makes the value, too",
-                        )
-                elif given[n] in made_of(given[m].all_input_nodes):
-                    raise MarkingError(
-                        f"the forward of {call.label} takes a gradient with respect to one of the values that it is"
-                        f" given, of what it makes of another one, which was made of the first outside of {call.label}:"
-                        " on another worker that part of the gradient is missing",
-                        hint="mark one larger module that makes the second value of the first, too",
-                    )
-
-    def _check_state(self) -> None:
-        """What glue changes in a parameter or buffer stays with the partition that runs it.
-
-        So do the statistics of a BatchNorm, which move behind the runtime's back; of what else a module's own forward
-        changes the runtime takes note where it matters, over several workers.
-        """
-        changed = [
-            (self.owner[node], name)
-            for node in self.owner
-            if is_call(node)
-            for name in sorted(self._call(node).effects.changed)  # on every rank the same one first
-            if name in self.capture.deferred_statistics
-        ]
-        changed += [
-            (self.owner[node], self.placeholders[node.args[0]][1]) for node in self.owner if node.target is stored
-        ]
-        for place, name in changed:
-            others = self.places(self.holding(name)) - {place}
-            if others:
-                raise MarkingError(
-                    f"the forward changes {name!r} in {self.order[place]!r}, and {self.order[min(others)]!r} shares it:"
-                    " on another worker it would stay as it was",
-                    hint="mark one larger module that contains both",
-                )
-
-    def _home(self, node: fx.Node) -> str:
-        """The partition that must run a node: of a marked module, or as another capture has it."""
-        if is_call(node):
-            name = self._call(node).module
-            return name if name in self.order else self.homes.get(name, "")
-        held = () if node in self._late else map(self._held, node.all_input_nodes)
-        return next((self.homes[name] for name in held if name in self.homes), "")
-
-    def _held(self, node: fx.Node) -> str:
-        """The parameter, buffer or constant that a node stands for; empty: none."""
-        return self.placeholders[node][1] if node.op == "placeholder" else ""
-
-    def _find_late(self) -> None:
-        """The glue that reads a tensor of one partition together with what a later one makes, or for an earlier one."""
-        place, end = {name: n for n, name in enumerate(self.order)}, len(self.order)
-        least, first = dict[fx.Node, int](), dict[fx.Node, int]()
-        for node in self.nodes:
-            made = max((least[each] for each in node.all_input_nodes), default=-1)
-            if not is_call(node) and made > place.get(self._home(node), -1) >= 0:
-                self._late.add(node)  # of which `_home` says nothing
-            least[node] = made if node.op == "placeholder" else max(made, place.get(self._home(node), -1))
-        for node in reversed(self.nodes):
-            needed, own = min((first[each] for each in node.users), default=end), place.get(self._home(node), end)
-            if not is_call(node) and needed < own < end:
-                self._late.add(node)
-            first[node] = min(needed, own)
-
-    def _lend(self) -> None:
-        """Send a tensor from the partition that holds it to later ones that read it.
-
-        One that a module of that partition changes is sent as it is behind that call; the glue changes none. Where an
-        earlier partition reads it too, that lacks it, which is told of the pieces.
-        """
-        stored_names = {self._held(node.args[0]) for node in self.nodes if node.target in STORES}
-        turn, calls = {node: n for n, node in enumerate(self.nodes)}, defaultdict[str, list[fx.Node]](list)
-        for call in filter(is_call, self.owner):
-            for name in self._call(call).effects.changed:
-                calls[name].append(call)
-        for node, (_, name) in self.placeholders.items():
-            home, names = self.homes.get(name), self.same_tensor.get(name, (name,))
-            if home not in self.order or node in self._grouped or not stored_names.isdisjoint(names):
-                continue
-            place, changing = self.order.index(home), [*dict.fromkeys(call for each in names for call in calls[each])]
-            if changing[1:] or any(self.owner[each] != place for each in changing):
-                continue
-            late = [
-                user
-                for user in node.users
-                if (places := self.places([user])) and min(places) >= place and max(places) > place
-                and all(turn[user] > turn[each] for each in changing)
-            ]  # fmt: skip
-            if late:
-                keeping = torch.ops.aten.clone.default if changing else torch.ops.aten.alias.default
-                with self.capture.graph.inserting_after(changing[0] if changing else node):
-                    sent = self.capture.graph.call_function(keeping, (node,))
-                sent.meta["val"] = node.meta["val"]
-                self.owner[sent] = place
-                for user in late:
-                    user.replace_input_with(node, sent)
-        self.nodes = list(self.capture.graph.nodes)
 
     def _settle(self, owned: list[fx.Node]) -> None:
         """Move nodes to where fewer bytes cross; an item of a tuple goes where its tuple goes."""
@@ -470,6 +303,60 @@ class Ownership:
         if self.owner[source] in (place, -1):
             return True
         return any(self.owner[each] == place for each in self._readers(source) if each is not reader)
+
+    def _lend(self) -> None:
+        """Send a tensor from the partition that holds it to later ones that read it.
+
+        One that a module of that partition changes is sent as it is behind that call; the glue changes none. Where an
+        earlier partition reads it too, that lacks it, which is told of the pieces.
+        """
+        stored_names = {self.held(node.args[0]) for node in self.nodes if node.target in STORES}
+        turn, calls = {node: n for n, node in enumerate(self.nodes)}, defaultdict[str, list[fx.Node]](list)
+        for call in filter(is_call, self.owner):
+            for name in self.call(call).effects.changed:
+                calls[name].append(call)
+        for node, (_, name) in self.placeholders.items():
+            home, names = self.homes.get(name), self.same_tensor.get(name, (name,))
+            if home not in self.order or node in self._grouped or not stored_names.isdisjoint(names):
+                continue
+            place, changing = self.order.index(home), [*dict.fromkeys(call for each in names for call in calls[each])]
+            if changing[1:] or any(self.owner[each] != place for each in changing):
+                continue
+            late = [
+                user
+                for user in node.users
+                if (places := self.places([user])) and min(places) >= place and max(places) > place
+                and all(turn[user] > turn[each] for each in changing)
+            ]  # fmt: skip
+            if late:
+                keeping = torch.ops.aten.clone.default if changing else torch.ops.aten.alias.default
+                with self.capture.graph.inserting_after(changing[0] if changing else node):
+                    sent = self.capture.graph.call_function(keeping, (node,))
+                sent.meta["val"] = node.meta["val"]
+                self.owner[sent] = place
+                for user in late:
+                    user.replace_input_with(node, sent)
+        self.nodes = list(self.capture.graph.nodes)
+
+    def _check_gradients(self) -> None:
+        """A forward that takes a gradient sees what it has computed itself, and not what others have."""
+        for node in filter(is_call, self.nodes):
+            call, given, _ = opaque_call(node, self.capture.calls)
+            for n, m in sorted(call.effects.differentiated):
+                if n == m:
+                    if self.owner.get(given[n], self.owner.get(node)) != self.owner.get(node):
+                        raise MarkingError(
+                            f"the forward of {call.label} looks at the gradient (.grad) of a value that it is given:"
+                            " what backwards of other partitions leave there is not in it",
+                            hint="take it with torch.autograd.grad; or mark a larger module that makes the value, too",
+                        )
+                elif given[n] in made_of(given[m].all_input_nodes):
+                    raise MarkingError(
+                        f"the forward of {call.label} takes a gradient with respect to one of the values that it is"
+                        f" given, of what it makes of another one, which was made of the first outside of {call.label}:"
+                        " on another worker that part of the gradient is missing",
+                        hint="mark one larger module that makes the second value of the first, too",
+                    )
 
 
 def is_size(node: fx.Node) -> bool:
