@@ -15,6 +15,7 @@ of them are rows, `Symbols` says.
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from assigner.model.plainvalues import dtype_name
 from assigner.model.workload import call_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from torch.export import ExportedProgram
 
@@ -42,11 +43,13 @@ MANY_ROWS = 120
 """So many tell a size that grows with the rows from one that does not: parts of them are whole numbers, and a rounded
 one is another number."""
 _NOTED = 1000
-_OTHERS: tuple[tuple[Callable[[int], int], ...], ...] = (
-    (lambda n: n + min(n, 64), lambda n: n + 1),
-    (lambda n: n - min(n // 2, 64), lambda n: n - 1),
+_OTHERS: tuple[tuple[Callable[[int], int], bool], ...] = (
+    (lambda n: n + min(n, 64), True),
+    (lambda n: n + 1, True),
+    (lambda n: n - min(n // 2, 64), False),
+    (lambda n: n - 1, False),
 )
-"""Larger sizes, and smaller ones; a mask by two of them takes not much more memory than its own."""
+"""Other sizes, and whether they are larger; a mask by two of them takes not much more memory than its own."""
 
 
 @dataclass(frozen=True)
@@ -219,17 +222,17 @@ class Domain:
         """What the symbols are for inputs with this key, which is like the example's."""
         return {symbol: _number(key, place) for symbol, place in self.symbols.items()}
 
-    def beside(self) -> list[tuple[InputKey | None, InputKey | None]]:
+    def beside(self) -> Iterator[tuple[InputKey, bool]]:
         """The example's inputs with one other size each, or several where these hang together.
 
-        Returns:
-            Of each size that may vary: with a larger one, and with a smaller one. None: the capture does not hold for
-            these.
+        Yields:
+            Of each size that may vary the first inputs that the capture holds for, and whether they are larger: smaller
+            ones are tried where it holds for no larger ones.
         """
         sizes = (symbol for symbol, (_, what, _) in self.symbols.items() if what == "size")
-        tied = dict.fromkeys(frozenset(self._tied(each)) for each in sizes)
-        changed = ([[self._changed(each, way) for way in ways] for ways in _OTHERS] for each in tied)
-        return [(next(filter(self.admits, up), None), next(filter(self.admits, down), None)) for up, down in changed]
+        for each in dict.fromkeys(frozenset(self._tied(symbol)) for symbol in sizes):
+            changed = ((self._changed(each, change), is_larger) for change, is_larger in _OTHERS)
+            yield from itertools.islice((pair for pair in changed if self.admits(pair[0])), 1)
 
     def _tied(self, symbol: Any) -> set[Any]:
         """The symbols that are in equations with one."""

@@ -361,11 +361,10 @@ def _starts(first: Capture, others: Sequence[FoundTables], own: FoundTables) -> 
     """
     example = first.domain.example
     tries = [(each, example) for each in neighbours(others, own.count) if not leaves_as(first, each)]
-    for larger, smaller in first.domain.beside() if own.values else ():
-        key = larger or smaller
-        left = None if key is None else left_by(first, key)
-        if key is not None and left is not None and not left.are_as(own):
-            tries.append((left, example) if larger else (own, key))
+    for key, is_larger in first.domain.beside() if own.values else ():
+        left = left_by(first, key)
+        if left is not None and not left.are_as(own):
+            tries.append((left, example) if is_larger else (own, key))
     return [
         (found, key) for n, (found, key) in enumerate(tries)
         if not any(key == known and found.are_as(each) for each, known in tries[:n])
