@@ -65,7 +65,7 @@ _Place = tuple[torch.Tensor, _MemoryPart]  # a tensor as a call has it, and as t
 def check_unseen_writes(given: Functional) -> None:
     """Refuse a write that autograd does not see into what a backward has saved."""
     writes = _unseen_writes(given)
-    if not (writes.hidden or writes.counted) or not torch.is_grad_enabled():
+    if not writes.targets or not torch.is_grad_enabled():
         return
     rerun = _Rerun(given, writes)
     for node, write in rerun.writes:
@@ -85,15 +85,16 @@ def check_unseen_writes(given: Functional) -> None:
 
 
 class _UnseenWrites(NamedTuple):
-    """What a graph writes where autograd may not see it: the nodes that write, each with what it writes to."""
+    """What a graph writes where autograd may not see it."""
 
-    hidden: dict[fx.Node, list[fx.Node]]  # in a way that torch counts nowhere
-    counted: dict[fx.Node, list[fx.Node]]  # to what was cut off before, in a way that it counts for the others alone
+    # by the nodes that write what each writes to, and whether torch counts that, for others in the memory of what was
+    # cut off before, or nowhere
+    targets: dict[fx.Node, list[tuple[fx.Node, bool]]]
     cut_off: set[fx.Node]  # their tensors are cut off the gradient, in a memory of others
 
 
 def _unseen_writes(model: Functional) -> _UnseenWrites:
-    found, calls = _UnseenWrites({}, {}, set()), model.calls
+    found, calls = _UnseenWrites({}, set()), model.calls
     state = {name: node for node, name in model.state.items()}
     memories: set[int] = set()  # of what is cut off
     for node in model.old.nodes:
@@ -112,9 +113,8 @@ def _unseen_writes(model: Functional) -> _UnseenWrites:
             if node.target is torch.ops.aten.detach.default or (sources and sources.intersection(storages(node))):
                 found.cut_off.add(node)
                 memories.update(storages(node))
-        for those, writes in ((hidden, found.hidden), (counted, found.counted)):
-            if those:
-                writes[node] = those
+        if hidden or counted:
+            found.targets[node] = [*((each, False) for each in hidden), *((each, True) for each in counted)]
     return found
 
 
@@ -127,7 +127,13 @@ class _TrainedCall(NamedTuple):
 
 
 class _Rerun:
-    """A graph that runs on tensors without values, but for some writes."""
+    """A graph that runs on tensors without values, but for some writes: what its backward would have saved is noted.
+
+    an operation               autograd itself has it, and it is looked up once gradients come from the results there
+    a write to a view          saves what it reads where nobody can look: all of that
+    what cannot run like that  sizes depend on values, or too little is known of what it writes: all that it is given
+    a call                     as each way through it has shown when it was learnt, if gradients come to its results
+    """
 
     def __init__(self, given: Functional, unseen: _UnseenWrites) -> None:
         self.calls, self.hooks, self.unseen = given.calls, given.hooks, unseen
@@ -179,11 +185,10 @@ class _Rerun:
 
     def _run(self, node: fx.Node) -> Any:
         """What a node gives."""
-        value = node.meta.get("val")
-        for each in self.unseen.hidden.get(node, ()):
-            self.writes.append((node, self._part(self._values[each])._replace(counter=None)))
-        for each in self.unseen.counted.get(node, ()):
-            self.writes.append((node, self._part(self._values[each])))
+        value, targets = node.meta.get("val"), self.unseen.targets.get(node, ())
+        for each, is_counted in targets:
+            part = self._part(self._values[each])
+            self.writes.append((node, part if is_counted else part._replace(counter=None)))
         if node.op == "placeholder":
             return pytree.tree_map_only(torch.Tensor, lambda each: _leaf(each, requires=each.requires_grad), value)
         if is_call(node):
@@ -198,7 +203,8 @@ class _Rerun:
                 tensor.requires_grad_()
         elif tensor_leaves(value):
             with torch.set_grad_enabled(not node.meta.get("without_gradient")):
-                return self._skip_write(node) if node in self.unseen.hidden else self._run_operation(node)
+                hidden = next((self._values[each] for each, is_counted in targets if not is_counted), None)
+                return self._run_operation(node) if hidden is None else self._skip_write(node, hidden)
         return value
 
     def _want(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -227,9 +233,8 @@ class _Rerun:
     def _save_all(self, tensors: Iterable[torch.Tensor], node: fx.Node) -> None:
         self.saved += [self._part(each, _used_at(node)) for each in tensors]
 
-    def _skip_write(self, node: fx.Node) -> torch.Tensor:
+    def _skip_write(self, node: fx.Node, target: torch.Tensor) -> torch.Tensor:
         """A write to what is cut off gives all that is cut off in this memory the gradient of what is written."""
-        target: torch.Tensor = self._values[self.unseen.hidden[node][0]]
         given = _others(tensor_leaves(self._of((node.args, node.kwargs))), [target])
         if torch.is_grad_enabled() and any(each.requires_grad for each in given):
             self._want(given)
