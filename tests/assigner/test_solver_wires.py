@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from brute_force import random_instance
 from builders import make_profile
 from drawn_plans import with_wires
 
@@ -19,6 +20,7 @@ from assigner.solver.export import export_model
 from assigner.solver.orders.search import best_orders, named_orders
 from assigner.solver.orders.tasks import PlacedTasks
 from assigner.solver.search.search import Search
+from assigner.solver.whatif import price_what_ifs
 
 
 def slow_wires(seed: int, *, workers: int = 4, partitions: int = 5, batch: int = 4) -> Profile:
@@ -122,6 +124,20 @@ def test_of_like_workers_those_are_taken_whose_links_share_no_wire(options: dict
     assert without.solver
     assert set(without.workers) == set(names[:2]) != set(with_.workers)
     assert with_.solver.objective_s == pytest.approx(without.solver.objective_s)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_listed_orders_go_with_workers_that_are_exchanged(seed: int) -> None:
+    """A what-if begins with the plan at hand, in whatever order its workers work."""
+    profile = with_wires(random_instance(seed, partitions=4, workers=3, alike=True), seed)
+    options = SolveOptions(schedule="listed", micro_batches=2)
+    found = solve(profile, options)
+    assert found.plan.orders
+    answers = price_what_ifs(found, profile, options).plan.what_if
+    assert {each.change for each in answers} >= {"worker", "link"}
+    most = found.plan.predicted_step_s
+    assert most is not None
+    assert all(each.step_s is not None and each.step_s <= most for each in answers if each.change != "micro_batches")
 
 
 def test_an_exported_model_says_that_it_knows_no_shared_wires(tmp_path) -> None:

@@ -431,6 +431,6 @@ def _with_exchange(problem: Problem, plan: Plan) -> Iterator[Plan]:
             continue
         to = {one: other, other: one}
         stages = tuple(replace(each, sole_worker=to.get(each.worker, each.worker)) for each in plan.stages)
-        moved = replace(plan, stages=stages)
+        moved = replace(plan, stages=stages, orders={to.get(name, name): text for name, text in plan.orders.items()})
         if problem.keeps_hints(moved):
             yield moved
