@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from foreign.case import case
 from foreign.inplace import Between
 from torch import nn
-from torch.autograd import Function
+from torch.autograd import Function, Variable
 from workloads import WIDTH, workload
 
 
@@ -466,3 +466,34 @@ class HardChoice(nn.Module):
         hard = torch.zeros_like(soft).scatter_(1, soft.argmax(1, keepdim=True), 1.0)
         gate = hard - soft.detach() + soft
         return self.last(sum(gate[:, n : n + 1] * expert(x) for n, expert in enumerate(self.experts)))
+
+
+class Descends(nn.Linear):
+    """One step along the gradient of an energy, from a leaf that old code makes."""
+
+    def forward(self, x):
+        with torch.enable_grad():
+            leaf = Variable(x.data, requires_grad=True)
+            (torch.tanh(leaf).square().sum() * 0.5).backward()
+        return super().forward(x - 0.1 * leaf.grad)
+
+
+@case("a Variable in a marked module, whose gradient it reads", "first", "last")
+class OfVariable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = Descends(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+
+@case("a Variable of a hidden value at the root, with a gradient and without", "first", "second", "last")
+class VariableBetween(OfVariable):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        return self.last(torch.tanh(self.second(Variable(h.data, requires_grad=True)) + h + Variable(h)))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 
 import torch
@@ -485,7 +486,7 @@ class Adds(Net):
         return self.last(batch["h"] + a * b["x"] + batch["x"]) + sum(seen) * deep["count"]
 
 
-@case("a value decides in which order a marked module leaves its list", *MARKS, inherent=True)
+@case("a value decides in which order a marked module leaves its list", *MARKS, refusal="value decides")
 class Reverses(Net):
     class Layer(nn.Linear):
         def forward(self, parts):
@@ -577,3 +578,215 @@ class OwnList(Net):
         state = {"feats": feats}
         feats.append(torch.sin(self.second(state)))
         return state["feats"][-1] + h
+
+
+def layer(name, forward, middle, **words):
+    """A case whose marked `second` runs `forward(layer, ...)`, where the root's code is `middle(net, h)`."""
+    kind = type("Layer", (nn.Linear,), {"forward": forward})
+    members = {"make": lambda _: kind(WIDTH, WIDTH), "middle": middle, "__module__": __name__}
+    case(name, *MARKS, **words)(type("Given", (Net,), members))
+
+
+def puts(linear, parts, others):
+    parts.append(torch.tanh(F.linear(others[-1], linear.weight, linear.bias)))
+    return others[-1] * 2
+
+
+def given_twice(net, h):
+    parts = [h]
+    return net.second(parts, parts) + sum(parts)
+
+
+layer("one list that a marked module is given twice, adds to and reads", puts, given_twice)
+
+
+def puts_within(linear, parts, *, of):
+    parts.append(torch.tanh(F.linear(of["parts"][-1], linear.weight, linear.bias)))
+    return of["parts"][-1] * len(of["parts"])
+
+
+def given_within(net, h):
+    parts = [h]
+    return net.second(parts, of={"parts": parts}) + net.second(parts, of={"parts": parts}) * sum(parts)
+
+
+layer("one list that a marked module is given twice, once in a dict, in two calls", puts_within, given_within)
+
+
+def hands_back(linear, parts):
+    parts.append(torch.tanh(F.linear(parts[-1], linear.weight, linear.bias)))
+    return parts
+
+
+def keeps_on(net, h):
+    parts = [h]
+    made = net.second(parts)
+    made.append(made[-1].sin())
+    parts[0] = parts[0] * 2
+    return sum(parts) + sum(made) * len(parts)
+
+
+layer("a marked module that returns the list that it is given: the root adds to either", hands_back, keeps_on)
+
+
+def only_hands_back(linear, parts):
+    parts[0].mul_(2)
+    return {"same": parts, "made": torch.tanh(F.linear(parts[-1], linear.weight, linear.bias))}
+
+
+def reads_both(net, h):
+    parts = [h * 1]
+    made = net.second(parts)
+    made["same"].append(made["made"])
+    return sum(parts)
+
+
+layer(
+    "a marked module returns its list unchanged, within a dict, with a tensor in it written",
+    only_hands_back,
+    reads_both,
+)
+
+
+def stands_twice(linear, state):
+    outs = [torch.tanh(F.linear(state["h"], linear.weight, linear.bias))]
+    state["outs"] = outs
+    return outs, [outs]
+
+
+def either(net, h):
+    state = {"h": h}
+    outs, (again,) = net.second(state)
+    outs.append(h.sin())
+    again.append(h.cos())
+    return sum(state["outs"]) / len(outs)
+
+
+layer("a list that a marked module returns twice and puts into its dict: one list for the root", stands_twice, either)
+
+
+def marks_seen(linear, x, seen):
+    y = F.linear(x * 2 if "again" in seen else x, linear.weight, linear.bias)
+    seen.add("again")
+    seen.discard("not yet")
+    return y
+
+
+def by_set(net, h):
+    seen = {"first", "not yet"}
+    made = torch.tanh(net.second(h, seen))
+    made = made * (3 if "again" in seen else 5) + (7 if "not yet" in seen else 9)
+    seen = {"another"}
+    made = made + torch.tanh(net.second(h.sin(), seen))
+    seen.clear()
+    return made
+
+
+layer("a set that a marked module adds to, and the root clears behind the call", marks_seen, by_set)
+
+
+def fills(linear, x, found):
+    found["h"].append(torch.tanh(F.linear(x, linear.weight, linear.bias)))
+    found.move_to_end("x", last=False)
+    return x
+
+
+def by_ordered(net, h):
+    found = collections.OrderedDict(h=[], x=[h])
+    net.second(h, found)
+    first, second = found
+    return found[first][0] - found[second][0] * 2
+
+
+layer("an ordered dict whose order a marked module changes, and whose list it fills", fills, by_ordered)
+
+
+def fills_default(linear, x, found):
+    found["h"].append(torch.tanh(F.linear(x, linear.weight, linear.bias)))
+
+
+def by_defaultdict(net, h):
+    found = collections.defaultdict(list)
+    net.second(h, found)
+    found["more"].append(h)
+    return found["h"][0] + found["more"][0]
+
+
+layer("a defaultdict that a marked module fills", fills_default, by_defaultdict)
+
+
+def keeps_state(linear, x):
+    linear.parts = [torch.tanh(F.linear(x, linear.weight, linear.bias))]
+    return linear.parts
+
+
+def changes_kept(net, h):
+    parts = net.second(h)
+    parts.append(h)
+    return sum(parts)
+
+
+layer(
+    "the root changes the list that a marked module returns and holds",
+    keeps_state,
+    changes_kept,
+    refusal="goes on holding",
+)
+layer("the root reads the list that a marked module returns and holds", keeps_state, lambda net, h: sum(net.second(h)))
+
+
+@case(
+    "a marked module sets a default in a dict that the root keeps",
+    *MARKS,
+    refusal="gives it and keeps for its next call",
+)
+class SetsDefault(Net):
+    class Layer(nn.Linear):
+        def forward(self, x, cache):
+            return super().forward(x) + cache.setdefault("mask", torch.ones(WIDTH, dtype=x.dtype).cumsum(0))
+
+    def __init__(self):
+        super().__init__()
+        self.cache = {}
+
+    def make(self):
+        return self.Layer(WIDTH, WIDTH)
+
+    def middle(self, h):
+        return self.second(h, self.cache)
+
+
+def counts_last(linear, parts):
+    before = len(linear.last) if hasattr(linear, "last") else 1
+    linear.last = parts
+    return torch.tanh(F.linear(parts[0], linear.weight, linear.bias)) * before
+
+
+def adds_behind(net, h):
+    parts = [h]
+    parts.append(net.second(parts))
+    return sum(parts)
+
+
+layer(
+    "the root adds to a list that a marked module has kept of the call",
+    counts_last,
+    adds_behind,
+    refusal="goes on holding",
+)
+
+
+def exchanges(linear, a, b):
+    a[0], b[0] = b[0], a[0]
+    a.append(b)
+    b.append(torch.tanh(F.linear(a[0], linear.weight, linear.bias)))
+
+
+def exchanged(net, h):
+    a, b = [h], [h.sin()]
+    net.second(a, b)
+    b.append(h.cos())
+    return a[0] + a[1][2] * b[1] + b[0] * len(a[1])
+
+
+layer("two lists that exchange entries in a marked module, one is within the other then", exchanges, exchanged)

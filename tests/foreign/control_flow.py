@@ -302,3 +302,112 @@ class Raises(Net):
 
     def middle(self, h):
         return self.second(h)
+
+
+class Plain(nn.Linear):
+    """Takes a tensor alone."""
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+class ByLength(Net):
+    """SpeechBrain's ECAPA-TDNN."""
+
+    layer = Plain
+
+    def make(self):
+        return self.layer(WIDTH, WIDTH)
+
+    def middle(self, h):
+        try:
+            return self.second(h, lengths=h[:, 0])
+        except TypeError:
+            return self.second(h)
+
+
+case("a call with a keyword that a marked module has not, and one without (SpeechBrain)", *MARKS)(ByLength)
+case("a call with a keyword that an unmarked module has not, and one without", "first", "last")(ByLength)
+
+
+@case("a call with a keyword that a marked module has not, whose forward needs values", *MARKS, inherent=True)
+class ByLengthAndValue(ByLength):
+    class layer(Plain):  # noqa: N801 - as the one above
+        def forward(self, x):
+            return super().forward(x) * float(x.detach().numpy().max())
+
+
+def catching(name, forward, error, **words):
+    """A case whose root catches an error of the marked `second`, which runs `forward`."""
+    kind = type("Failing", (nn.Linear,), {"forward": forward})
+
+    def middle(net, h):
+        try:
+            made = net.second(h, strict=True)
+            return made[0] if isinstance(made, tuple) else made
+        except error:
+            return net.second(h * 2)
+
+    members = {"make": lambda _: kind(WIDTH, WIDTH), "middle": middle, "__module__": __name__}
+    case(name, *MARKS, **words)(type("Catching", (Net,), members))
+
+
+def strict_by_shape(linear, x, *, strict=False):
+    if strict and x.shape[1] == WIDTH:
+        raise ValueError("too wide")
+    return torch.nn.functional.linear(x, linear.weight, linear.bias)
+
+
+def needs_values(linear, x, *, strict=False):
+    scale = float(x.detach().numpy().max()) if strict else 5.0
+    return torch.nn.functional.linear(x, linear.weight, linear.bias) * scale
+
+
+def fails_by_value(linear, x, *, strict=False):
+    if strict and float(x.detach().numpy().max()) > 0:
+        raise ValueError("positive")
+    return torch.nn.functional.linear(x, linear.weight, linear.bias)
+
+
+def keeps_strange(linear, x, *, strict=False):
+    made = torch.nn.functional.linear(x, linear.weight, linear.bias)
+    return (made, linear.extra_repr) if strict else made
+
+
+CATCHES = "catches an error"
+catching(
+    "the root catches an error that a marked module raises by a shape", strict_by_shape, ValueError, refusal=CATCHES
+)
+catching("the root catches any error of a marked module that needs values", needs_values, Exception, inherent=True)
+catching("the root catches an error that values raise in a marked module", fails_by_value, ValueError, refusal=CATCHES)
+catching(
+    "the root catches the refusal of what a marked module returns", keeps_strange, Exception,
+    refusal="neither a tensor nor a plain value",
+)  # fmt: skip
+
+
+@middle("the root makes a number of a value, or another where that fails", refusal="value decides|cannot be traced")
+def _(net, h):
+    try:
+        factor = 1 + int(h.abs().sum())
+    except Exception:  # noqa: BLE001 - as such code has it
+        factor = 3
+    return net.second(h * factor)
+
+
+@middle("the root asks whether a tensor is a leaf, or does without", refusal="is a leaf")
+def _(net, h):
+    try:
+        factor = 2 if h.is_leaf else 3
+    except Exception:  # noqa: BLE001 - as such code has it
+        factor = 5
+    return net.second(h * factor)
+
+
+@middle("the root makes a NumPy array of a tensor, or does without", refusal="makes a NumPy array")
+def _(net, h):
+    try:
+        factor = float(h.detach().numpy().max())
+    except Exception:  # noqa: BLE001 - as such code has it
+        factor = 2.0
+    return net.second(h * factor)

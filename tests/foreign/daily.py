@@ -154,6 +154,8 @@ DAILY = frozenset(
         "biases that eval() looks up: whose train() turns",
         "a custom operator that writes its argument, on a value without gradient",
         "a tensor subclass made at the root",
+        "a list that a marked module returns twice and puts into its dict: one list for the root",
+        "a set that a marked module adds to, and the root clears behind the call",
         "blind: around a marked call: the default dtype",
         # control flow
         "a branch on a tensor's value at the root",
@@ -161,6 +163,8 @@ DAILY = frozenset(
         "divides by the number of rows",
         "a boolean mask picks rows, put back by index_put",
         "torch._assert on values",
+        "a call with a keyword that a marked module has not, and one without (SpeechBrain)",
+        "the root catches an error that a marked module raises by a shape",
         "inside a partition: a number of columns that a value decides, padded again",
         # optimizers and loops
         "optimizer: clipping by the global norm in step",

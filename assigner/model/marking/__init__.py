@@ -11,7 +11,7 @@ What a training script hands over becomes pieces that a rank can build and run a
                                           an operation leaves rows, and whether their numbers
     opaque, modules, changedarguments     modules and Functions as one call of that graph; which modules, how their
                                           forward is called, where it has failed, and which look at a whole micro-batch;
-                                          what a call changes of the lists and dicts that it is given
+                                          what a call changes of the containers that it is given
     exportable                            the model as torch.export can take it, and does not convert it
     collecting                            hidden states that transformers collects of its layers
     interception, checks, isolation, leftovers

@@ -222,7 +222,10 @@ class Checks:
 
     def _answer(self, node: Any, error: GuardOnDataDependentSymNode) -> Any:
         """The answer to a decision, as the graph has it too; None: there is none."""
-        if within_call() or node.pytype is not bool or (place := _deciding_place()) is None:
+        if within_call() or (place := _deciding_place()) is None:
+            return None
+        if node.pytype is not bool:
+            self._now.unanswered = error
             return None
         number, self._asked = self._asked, self._asked + 1
         if number < len(self.known) and self.known[number].place != place:

@@ -17,14 +17,14 @@ from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred.mutation import tensor_leaves
 from assigner.model.deferred.origins import without_addresses
 from assigner.model.marking.blocks import Unjoinable, unjoinable
-from assigner.model.marking.changedarguments import Arguments, Changed
+from assigner.model.marking.changedarguments import Arguments, Changed, Slot, fill, split
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.domain import Size, Symbols
 from assigner.model.marking.glue import Ownership, is_size
 from assigner.model.marking.gradients import values_behind, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Value, ValueShape
 from assigner.model.marking.nodes import STATE, is_item, opaque_call, reached
-from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, split
+from assigner.model.marking.opaque import OpaqueCall, is_call
 from assigner.model.marking.rows import EXAMPLE_ROWS, BatchRows
 from assigner.model.marking.statereads import StateReads
 from assigner.model.marking.writing import ONCE
@@ -260,7 +260,7 @@ def _is_spelled(arguments: Any) -> bool:
         return all(type(key) in (str, int) for key in arguments) and all(map(_is_spelled, arguments.values()))
     if type(arguments) in (tuple, list):
         return all(map(_is_spelled, arguments))
-    return pytree.tree_is_leaf(arguments)
+    return pytree.tree_is_leaf(arguments) and not (isinstance(arguments, Slot) and arguments.is_container)
 
 
 class PieceBuilder:

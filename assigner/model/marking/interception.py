@@ -31,9 +31,10 @@ from typing import TYPE_CHECKING, Any
 import numpy.random  # noqa: F401 - loaded before a forward is watched: what it holds is compared
 import torch
 import torch._dynamo
-from torch import nn
+from torch import fx, nn
 from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.variable import VariableMeta
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
@@ -44,7 +45,7 @@ from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.caches import clear_caches, that_made
 from assigner.model.deferred.memento import Memento, StateChange, placed
-from assigner.model.deferred.mutation import branched
+from assigner.model.deferred.mutation import branched, variable
 from assigner.model.marking.changedarguments import Arguments, Changed
 from assigner.model.marking.checks import stating
 from assigner.model.marking.exportable import unmoved
@@ -52,7 +53,7 @@ from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.leftovers import FirstReads
 from assigner.model.marking.modules import check_hooks, listed_parameters
 from assigner.model.marking.observation import DecidedError
-from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
+from assigner.model.marking.opaque import OpaqueCalls, refusal, register_dataclasses, within_call
 from assigner.model.marking.writing import hooked, still_required, wanted
 from assigner.model.members import named_parameters
 from assigner.model.singleprocess import as_single_process
@@ -134,6 +135,7 @@ class Interceptions:
                 watched, answered = self._watched(), self.checks.answered((args, kwargs))
                 with watched, self._caught(), as_single_process(), answered, self._stored(), self.reads.noted():
                     output = original(*args, **kwargs)
+                self.opaque.check_ended()
                 self.made = that_made(self.model, before)
             self.changes_inputs = isinstance(inputs.beside(None), Changed)
             register_dataclasses(output)
@@ -232,6 +234,9 @@ class Interceptions:
             (FakeTensor, "is_leaf", property(_is_leaf)),
             (FakeTensor, "grad", property(*map(_gradient_use, _USES))),  # type: ignore[arg-type]
             (transformer, "_detect_is_causal_mask", lambda _, is_causal=None, *__: is_causal is True),
+            (VariableMeta, "__call__", variable),
+            (FakeTensor, "numpy", _failing(tensor.numpy, "makes a NumPy array of a tensor")),
+            (fx.Tracer, "call_module", _left(fx.Tracer.call_module)),
             (decompositions, "one_layer_lstm", _flat(decompositions.one_layer_lstm)),
             *((holder, name, _refused(getattr(holder, name), _SEEDS))
               for holder in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
@@ -258,7 +263,8 @@ class Interceptions:
                 return cls.apply(*args, **kwargs)
 
             called.__name__ = called.__qualname__ = cls.__qualname__.replace("<locals>.", "")
-            return self.opaque.call("", called, args, kwargs)
+            with self.opaque.noticed_errors(called.__name__):
+                return self.opaque.call("", called, args, kwargs)
 
         return apply
 
@@ -269,13 +275,13 @@ class Interceptions:
             if not tensor.requires_grad:
                 raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
             if isinstance(tensor, nn.Parameter):
-                raise MarkingError(
+                raise refusal(
                     f"a hook is registered on a parameter in every forward, at {running_line()}",
                     hint="register it once, in the model's builder",
                 )
             held = _held_by(hook)
             if held:
-                raise MarkingError(
+                raise refusal(
                     f"the hook that is registered at {running_line()} holds {held}, which may be another worker's",
                     hint=f"write the hook as a function of the gradient and plain numbers; or {_LARGER}",
                 )
@@ -310,7 +316,7 @@ class Interceptions:
                 if requires_grad and not before:
                     self._do(wanted, tensor)
                 elif before and not requires_grad:
-                    raise MarkingError(
+                    raise refusal(
                         f"the forward has a tensor require no gradient any more, at {running_line()}",
                         hint=f"go on with tensor.detach(), which is another one; or {_LARGER}",
                     )
@@ -357,9 +363,38 @@ def _refused(
     def refuse(*args: Any, **kwargs: Any) -> Any:
         if within_call() or allowed(*args):
             return original(*args, **kwargs)
-        raise MarkingError(f"the forward {what} between partitions, at {running_line()}", hint=_LARGER)
+        raise refusal(f"the forward {what} between partitions, at {running_line()}", hint=_LARGER)
 
     return refuse
+
+
+def _failing(original: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """What fails for want of values counts also where that is caught."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except Exception:
+            if not within_call():
+                refusal(f"the forward {what} between partitions, at {running_line()}", hint=_LARGER)
+            raise
+
+    return run
+
+
+def _left(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Export keeps a stack of the modules that run: one that raises is no more on it."""
+
+    def call_module(tracer: Any, *args: Any) -> Any:
+        depth = len(tracer.module_stack)
+        try:
+            return original(tracer, *args)
+        except Exception:
+            while len(tracer.module_stack) > depth:
+                tracer.module_stack.popitem()
+            raise
+
+    return call_module
 
 
 def _saves_alone(hooks: Any) -> bool:
@@ -425,9 +460,7 @@ def _asked_by_user(original: Callable[..., Any], libraries: Sequence[str] = _LIB
 
 def _grad_fn(tensor: torch.Tensor) -> Any:
     if not within_call() and _caller() not in _LIBRARIES:
-        raise MarkingError(
-            f"the forward looks at a tensor's grad_fn between partitions, at {running_line()}", hint=_LARGER
-        )
+        raise refusal(f"the forward looks at a tensor's grad_fn between partitions, at {running_line()}", hint=_LARGER)
     return _TRUE["grad_fn"].__get__(tensor)
 
 
@@ -435,7 +468,7 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
     if not within_call() and _caller() not in _LIBRARIES and tensor.requires_grad:
         if isinstance(tensor, nn.Parameter):
             return True
-        raise MarkingError(
+        raise refusal(
             f"the forward asks whether a tensor is a leaf (is_leaf) between partitions, at {running_line()}",
             hint=_LARGER,
         )
@@ -451,7 +484,7 @@ def _gradient_use(way: str) -> Callable[..., Any]:
 
     def use(tensor: torch.Tensor, *values: Any) -> Any:
         if not within_call() and _caller() not in _LIBRARIES and _TRUE["requires_grad"].__get__(tensor):
-            raise MarkingError(
+            raise refusal(
                 f"the forward looks at the gradient (.grad) of a tensor between partitions, at {running_line()}",
                 hint=_LARGER,
             )
@@ -478,9 +511,7 @@ def _set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
     if within_call():
         _TRUE["data"].__set__(tensor, values)
     elif tuple(values.shape) != tuple(tensor.shape) or values.dtype != tensor.dtype:
-        raise MarkingError(
-            f"the forward gives a tensor another shape or type by .data, at {running_line()}", hint=_LARGER
-        )
+        raise refusal(f"the forward gives a tensor another shape or type by .data, at {running_line()}", hint=_LARGER)
     else:
         with torch.no_grad():
             ASSIGNED(tensor.detach()).copy_(values)

@@ -205,6 +205,26 @@ def calling_class(module: nn.Module) -> type:
     return next(each for each in type(module).__mro__ if "__call__" in vars(each))
 
 
+def accepts(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of a module comes to its forward: not where Python finds no places for the arguments.
+
+    True also where hooks may give it other ones, or a `__call__` of its own.
+    """
+    hooks = (module._forward_pre_hooks, module_hooks._global_forward_pre_hooks)
+    if any(hooks) or calling_class(module) is not nn.Module:
+        return True
+    forward = object.__getattribute__(module, "forward")  # which a capture may watch
+    try:
+        places = inspect.signature(forward, follow_wrapped=False)
+    except (TypeError, ValueError):  # it is none of Python's
+        return True
+    try:
+        places.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
 def _is_within(module: nn.Module) -> bool:
     """Whether a call of a module is under way in this thread."""
     return any(

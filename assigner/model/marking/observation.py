@@ -59,6 +59,7 @@ class CallEffects:
     differentiated: frozenset[tuple[int, int]]  # pairs of the given tensors; see `gradients_taken`
     wanting: frozenset[int]  # results by their number that require a gradient, or may
     begun: frozenset[int]  # results that a graph begins with, as `x.detach().requires_grad_()`, on every way
+    kept: frozenset[int]  # containers that it is given, and then that it returns, by number: its modules hold them, too
     asks: bool  # what it does depends on whether a tensor requires a gradient: see `gradients_asked`
     order: tuple[int, int]  # of its operations: see `Operations`
     ways: tuple[Way, ...]  # what it runs, on each way that was gone; empty: nobody knows
@@ -76,6 +77,7 @@ class CallEffects:
             frozenset().union(*(each.differentiated for each in seen)),
             frozenset().union(*(each.wanting for each in seen)),
             frozenset.intersection(*(each.begun for each in seen)),
+            frozenset().union(*(each.kept for each in seen)),
             any(each.asks for each in seen),
             (kinds, ways),
             tuple(way for each in seen for way in each.ways),

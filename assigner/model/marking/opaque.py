@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy.random
@@ -31,10 +31,19 @@ from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import Memento, placed
 from assigner.model.deferred.mutation import Writes, storage_of, tensor_leaves
 from assigner.model.marking.casting import casting_within
-from assigner.model.marking.changedarguments import Arguments
+from assigner.model.marking.changedarguments import (
+    Arguments,
+    Changed,
+    containers,
+    fill,
+    once,
+    plain_leaves,
+    split,
+)
 from assigner.model.marking.collecting import collect, switched_off
 from assigner.model.marking.fakeforward import (
     Disagreement,
+    Named,
     WithoutValues,
     agreed,
     aliases_of,
@@ -44,25 +53,16 @@ from assigner.model.marking.fakeforward import (
     gradients_asked,
     gradients_taken,
     graph_asked,
-    is_tensor,
     own_tensors,
     put_back,
     with_own_sizes,
 )
 from assigner.model.marking.isolation import CrossingError, Isolation, Surroundings, check_sent, check_unpacked
 from assigner.model.marking.leftovers import Leftovers
-from assigner.model.marking.modules import TOO_FEW_VALUES, calling_class, forwards_called
+from assigner.model.marking.modules import TOO_FEW_VALUES, accepts, calling_class, failed_at, forwards_called
 from assigner.model.marking.observation import RETURNED, CallEffects, DecidedError, LearntCall, ValueDependence
 from assigner.model.marking.operations import ListedWrites, Operations, Way
 from assigner.usercode import user_line
-
-
-@dataclass(frozen=True)
-class Slot:
-    """The place of a value among constants: of the `index`-th tensor, size or whatever else `fill` is given."""
-
-    kind: Literal["tensor", "size", "parent", "target", "operand"]
-    index: int
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,8 @@ class _Session:
     running: str | None = None  # the module whose forward runs; empty: a function that is none; None: none does
     anchor: torch.Tensor | None = None  # what results seem to have been made of
     thread: int | None = None  # the one that captures; None: none does
+    raised: list[tuple[str, Exception]] = field(default_factory=list)  # by calls of the forward, and refusals
+    own: Arguments = field(default_factory=lambda: Arguments((), {}))  # what the call that runs is given
 
 
 _session = _Session()
@@ -168,31 +170,16 @@ def within_call() -> bool:
     return _session.running is not None or is_elsewhere()
 
 
+def refusal(message: str, *, hint: str) -> MarkingError:
+    """An error of what code between partitions does, which counts also where that code catches it."""
+    error = MarkingError(message, hint=hint)
+    _session.raised.append(("", error))
+    return error
+
+
 def is_elsewhere() -> bool:
     """True in other threads than the one that captures: what their code does meanwhile is no part of the forward."""
     return _session.thread not in (None, threading.get_ident())
-
-
-def split(tree: Any) -> tuple[Any, list[torch.Tensor], list[Any]]:
-    """A tree's tensors, its symbolic sizes, and the tree with slots in their places."""
-    tensors: list[torch.Tensor] = []
-    sizes: list[Any] = []
-
-    def slot(leaf: Any) -> Any:
-        if is_tensor(leaf):
-            tensors.append(leaf)
-            return Slot("tensor", len(tensors) - 1)
-        if isinstance(leaf, torch.SymInt):
-            sizes.append(leaf)
-            return Slot("size", len(sizes) - 1)
-        return leaf
-
-    return pytree.tree_map(slot, tree), tensors, sizes
-
-
-def plain_leaves(template: Any) -> list[Any]:
-    """The leaves of a template that are no slots."""
-    return [leaf for leaf in pytree.tree_leaves(template) if not isinstance(leaf, Slot)]
 
 
 def _usual_attributes() -> Collection[str]:
@@ -200,15 +187,12 @@ def _usual_attributes() -> Collection[str]:
     return vars(_session.anchor) if _session.anchor is not None else ()
 
 
-def fill(template: Any, **values: Sequence[Any]) -> Any:
-    """A template with its slots filled, by their kinds."""
-    return pytree.tree_map(lambda leaf: values[leaf.kind][leaf.index] if isinstance(leaf, Slot) else leaf, template)
-
-
 def on_own(function: Callable[..., Any], arguments: Any, **values: Sequence[Any]) -> Any:
     """A call on a template of its arguments, filled: its result, with what it changes of their containers."""
-    own = Arguments(*fill(arguments, **values))
-    return own.beside(function(*own.args, **own.kwargs))
+    _session.own = own = Arguments(*fill(arguments, **values))
+    result = function(*own.args, **own.kwargs)
+    register_dataclasses(result)
+    return own.beside(result)
 
 
 class OpaqueCalls:
@@ -247,24 +231,31 @@ class OpaqueCalls:
         self.leftovers = Leftovers(lambda: _session.running, self.isolation.inside)
         self._made: dict[str, int] = {}
         self._left: dict[str, _AfterCall] = {}  # by module, what its calls in this forward have changed
+        self.filled: list[tuple[Any, str]] = []  # containers of the code around that calls have changed: by whom
+        self._lent: list[tuple[str, Arguments]] = []  # containers that modules hold on to: by whom
 
     def begin(self) -> None:
         """The model's forward begins."""
         self.isolation.begin()
         self._made.clear()
         self._left.clear()
+        self._lent.clear()
+        self.filled.clear()
+        _session.raised.clear()
 
     def module(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A forward of a module that makes an opaque call."""
+        module = self.model.get_submodule(name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if within_call():
+            if within_call() or not accepts(module, args, kwargs):  # it raises a TypeError then, and nothing has run
                 return forward(*args, **kwargs)
             try:
-                self.isolation.check_unchanged(name)
-                with switched_off(name, self.isolation.inside[name]):
-                    result = self.call(name, forward, args, kwargs)
-                collect(name, self.model.get_submodule(name), args, result)
+                with self.noticed_errors(repr(name)):
+                    self.isolation.check_unchanged(name)
+                    with switched_off(name, self.isolation.inside[name]):
+                        result = self.call(name, forward, args, kwargs)
+                    collect(name, module, args, result)
                 return result
             except CrossingError as error:
                 error.module = name
@@ -272,15 +263,53 @@ class OpaqueCalls:
 
         return call
 
+    @contextlib.contextmanager
+    def noticed_errors(self, label: str) -> Iterator[None]:
+        """Note what a call raises in the block."""
+        try:
+            yield
+        except Exception as error:
+            _session.raised.append((label, error))
+            raise
+
+    def check_ended(self) -> None:
+        """The forward is done: see whether it has caught an error, or changed what a module holds, too.
+
+        Raises:
+            MarkingError: an error has led it another way than a run might go. What is refused here comes as it is.
+            CrossingError: the module would find the change in its next call.
+        """
+        for label, error in _session.raised:
+            if isinstance(error, MarkingError):
+                raise error
+            said = (str(error).strip().splitlines() or [""])[0][:200]
+            raise MarkingError(
+                f"the forward of {type(self.model).__name__} catches an error that {label} raises"
+                f" ({type(error).__name__}: {said}), {failed_at(error)}: in a run nobody tells it of what happens on"
+                " another worker",
+                hint="decide before the call, by what the forward knows (isinstance, hasattr, a flag); or mark a larger"
+                " module that contains what catches it",
+            ) from error
+        for name, lent in self._lent:
+            if isinstance(lent.beside(None), Changed):
+                raise CrossingError(
+                    f"{name!r} goes on holding a list, dict or set that it is given or returns, and code outside of it"
+                    " changes that: the worker that runs it would not see that",
+                    hint="change a copy, as list(x) or dict(x), or have the module hold or return one; or mark a larger"
+                    " module that contains both",
+                    module=name,
+                )
+
     def call(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An opaque call of a module's forward, or where the name is empty, of something that is no module."""
         label = _label(name, forward)
         check_unpacked(label, "is given", (args, kwargs))
-        arguments, tensors, sizes = split((args, kwargs))
+        arguments, tensors, sizes = split(once(args, kwargs))
         check_sent(label, "is given", plain_leaves(arguments), tensors, _usual_attributes())
         inside = self.isolation.inside.get(name, [])
         learnt = self._learnt(name)
-        number = len(_session.forwards)
+        number = len(self.calls)
+        del _session.forwards[number:]  # of calls that have raised
         seen: list[CallEffects] = []
 
         def run(fakes: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
@@ -308,7 +337,12 @@ class OpaqueCalls:
         _session.forwards.append(run)
         made = torch.ops.assigner.call(number, tensors, sizes)
         self.calls.append(OpaqueCall(name, None if name else forward, arguments, seen[-1], learnt is not None))
-        return Arguments(args, kwargs).take(fill(seen[-1].results, tensor=made))
+        found = fill(seen[-1].results, tensor=made)
+        given = Arguments(args, kwargs)
+        self.filled += [(each, label) for each in given.changed_in(found)]
+        result, every = given.take(found), [*given.containers, *containers((found,))]
+        self._lent += [(name, Arguments([every[n]], {})) for n in sorted(seen[-1].kept)]
+        return result
 
     def _sized(self, label: str, made: list[torch.Tensor]) -> list[torch.Tensor]:
         """What a call returns, with symbols of its own for sizes that depend on values."""
@@ -416,7 +450,6 @@ class OpaqueCalls:
                 finally:
                     self.isolation.check_own(label, inside, writes.read, [*given, *own.values()])
             check_unpacked(label, "returns", found)
-            register_dataclasses(found)
             written.update(writes.storages)
             leaves = tensor_leaves(found)
             is_written = [storage_of(each) in writes.storages for each in leaves]
@@ -439,6 +472,7 @@ class OpaqueCalls:
                     n for n, each in enumerate(leaves) if each.requires_grad or (trains and records and is_written[n])
                 ),
                 begun=begun_among(leaves, [*given, *own.values(), *now.values()]),
+                kept=self._kept_of(found, inside),
                 asks=records and bool(asked),
                 order=operations.order(leaves),
                 ways=(Way(writes.operations, given, leaves, own),) if isinstance(writes, ListedWrites) else (),
@@ -466,6 +500,12 @@ class OpaqueCalls:
             )
         results, made, sizes = split(result)
         return Examined(CallEffects.any_of(results, seen), made, sizes, shown)
+
+    def _kept_of(self, found: Any, inside: Named) -> frozenset[int]:
+        """Which of the containers that a call is given, and that it returns, its modules hold, by their number."""
+        every = [*_session.own.containers, *containers((found,))] if inside else []
+        held = self.isolation.values_of(inside).holders() if every else ()
+        return frozenset(n for n, each in enumerate(every) if id(each) in held)
 
     @contextlib.contextmanager
     def _noticed(self, name: str, label: str, fakes: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -508,7 +548,7 @@ def _inner(name: str) -> contextlib.AbstractContextManager[None]:
 
 def register_dataclasses(output: Any) -> None:
     """Let pytree see into plain dataclasses that a forward returns."""
-    while kinds := {type(leaf) for leaf in pytree.tree_leaves(output) if dataclasses.is_dataclass(leaf)}:
+    while kinds := {type(each) for each in plain_leaves(output) if dataclasses.is_dataclass(each)}:
         for kind in kinds:
             pytree.register_dataclass(kind)
 
@@ -525,7 +565,15 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
         for module, name in modules.items()
         if type(module).__call__ is nn.Module.__call__
     ]
-    session = mock.patch.multiple(_session, forwards=[], wanting={}, anchor=anchor, thread=threading.get_ident())
+    session = mock.patch.multiple(
+        _session,
+        forwards=[],
+        wanting={},
+        anchor=anchor,
+        thread=threading.get_ident(),
+        raised=[],
+        own=Arguments((), {}),
+    )
     by_name = forwards_called(
         [module for module, name in modules.items() if name not in opaque.unmarked], opaque.name_of
     )

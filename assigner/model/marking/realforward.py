@@ -25,14 +25,14 @@ from assigner.model.deferred import DeferredModel, slot_of
 from assigner.model.deferred.memento import Memento, placed
 from assigner.model.deferred.modes import switch_modes
 from assigner.model.marking.casting import casting
-from assigner.model.marking.changedarguments import Arguments
+from assigner.model.marking.changedarguments import Arguments, fill, once, plain_leaves, split
 from assigner.model.marking.exportable import made_by_eval
 from assigner.model.marking.fakeforward import is_tensor, own_tensors
 from assigner.model.marking.interception import masks_as_captured
 from assigner.model.marking.isolation import check_sent
 from assigner.model.marking.modules import failed_at, listed_parameters, modules_inside
 from assigner.model.marking.observation import LearntCall, Observation
-from assigner.model.marking.opaque import OpaqueCalls, fill, on_own, plain_leaves, replaced, split
+from assigner.model.marking.opaque import OpaqueCalls, on_own, replaced
 from assigner.model.marking.rows import in_groups
 from assigner.model.singleprocess import as_single_process
 from assigner.model.workload import call_arguments
@@ -147,7 +147,7 @@ class RealCalls(OpaqueCalls):
         if not name:
             return forward(*args, **kwargs)
         label = repr(name)
-        arguments, tensors, _ = split((args, kwargs))
+        arguments, tensors, _ = split(once(args, kwargs))
         check_sent(label, "is given", plain_leaves(arguments))
         given = [_alone(each) for each in tensors]
         with self.holding(name):
@@ -218,6 +218,7 @@ def learn(
             ):  # fmt: skip
                 calls.begin()
                 deferred.model(*args, **kwargs)
+                calls.check_ended()
         except MarkingError:
             raise
         except Exception as error:  # noqa: BLE001 - it counts where a wanted module was not reached

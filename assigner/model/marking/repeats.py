@@ -145,6 +145,15 @@ def check_repeated(
             f" followed then: it changes {found[0]}, and a captured graph would do what the first call did for ever",
             hint="mark the modules that the forward calls, or have it call this one",
         )
+    named = [*further, *changes][:1]
+    for container, label in opaque.filled:
+        if any(container is each.holder for each in named):
+            raise MarkingError(
+                f"{label} changes {found[0]}, which the forward of {type(model).__name__} gives it and keeps for its"
+                " next call: a captured graph would do what the first call did for ever",
+                hint="give it one that is made in each forward, as {}; what is made once for all may be in an attribute"
+                " of the module that makes it",
+            )
     raise MarkingError(
         f"the forward of {type(model).__name__} changes {found[0]} outside its partitions: a"
         " captured graph would do what the first call did for ever",

@@ -16,7 +16,7 @@ from torch import fx
 
 from assigner.errors import UsageError
 from assigner.model.deferred.mutation import fresh_values, is_random, returned_arguments, written_names
-from assigner.model.marking.opaque import Slot, fill
+from assigner.model.marking.changedarguments import Slot, fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
