@@ -60,12 +60,13 @@ class Case:
     usual: bool = True
     loop: Loop | None = None
 
-    def allows(self, kind: str, words: str) -> bool:
-        """Whether a verdict is what should be."""
+    def allows(self, kind: str, words: str, *, places: str = "") -> bool:
+        """Whether a verdict is what should be; `places`: what else may be refused, for the plan's places."""
         if kind == "different" and self.name in SHOWS_THROUGH:
             return True
-        if kind == "refused" and self.refusal:
-            return re.search(self.refusal, words, re.IGNORECASE | re.DOTALL) is not None
+        found = "|".join(filter(None, (self.refusal, places)))
+        if kind == "refused" and found:
+            return re.search(found, words, re.IGNORECASE | re.DOTALL) is not None
         return kind == "equal"
 
 

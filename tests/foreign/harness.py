@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from drawn_orders import with_drawn_order
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner import AssignerError, Pipeline
 from assigner.formats.fineness import micro_batch_count
+from assigner.formats.graph import topological_order
 from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
-from assigner.formats.stage import Stage
+from assigner.formats.stage import Replica, Stage
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload, call_arguments
 from assigner.runtime.batch.microbatch import Cutting
@@ -48,12 +50,14 @@ class Setting:
         remat: "none", "half" (every second partition) or "all".
         devices: Of the ranks in their order, with commas between; the last one is also that of those left.
             Plain torch trains on the first.
+        plan: One of PLANS.
     """
 
     ranks: int = 1
     micro_batches: int = 1
     remat: str = "none"
     devices: str = "cpu"
+    plan: str = "equal"
 
     def device(self, rank: int) -> str:
         """That of a rank."""
@@ -61,7 +65,7 @@ class Setting:
 
     def __str__(self) -> str:
         where = "" if self.devices == "cpu" else f", on {self.devices}"
-        return f"{self.ranks} ranks, {self.micro_batches} micro-batches, remat {self.remat}{where}"
+        return f"{self.ranks} ranks, {self.micro_batches} micro-batches, remat {self.remat}, {self.plan} plan{where}"
 
 
 @dataclass(frozen=True)
@@ -223,25 +227,72 @@ def plain(made: Workload, micro_batches: int, loop: Loop | None = None, device: 
     return record
 
 
-def equal_plan(made: Workload, graph: PartitionGraph, setting: Setting) -> Plan:
-    """Partitions in their order, as many on each rank; every second one rematerialises."""
+def planned(made: Workload, graph: PartitionGraph, setting: Setting, case: Case) -> Plan:
+    """A setting's plan; every second partition rematerialises."""
     names = [piece.name for piece in graph.pieces]
-    bounds = [round(n * len(names) / setting.ranks) for n in range(setting.ranks + 1)]
-    held = [tuple(names[a:b]) for a, b in itertools.pairwise(bounds)]
-    return Plan(
+    rng = random.Random(f"{case.name} {setting}")
+    stages = PLANS[setting.plan](graph, setting, rng, shares=not case.inherent)
+    plan = Plan(
         workload=WorkloadReference(made.name, batch_size=made.batch_size, fingerprint=graph.fingerprint),
         micro_batches=setting.micro_batches,
         micro_batch_size=-(-made.batch_size // setting.micro_batches),
         stages=tuple(
-            Stage(
-                f"worker:{rank}/{setting.device(rank)}",
-                mine,
-                tuple(name for name in mine if names.index(name) % 2 == 0),
-            )
-            for rank, mine in enumerate(held)
-            if mine
+            replace(each, rematerialise=tuple(name for name in each.partitions if names.index(name) % 2 == 0))
+            for each in stages
         ),
     )
+    return plan if setting.plan == "equal" else with_drawn_order(plan, graph.edges, rng, halves=rng.random() < 0.5)
+
+
+def equal_stages(graph: PartitionGraph, setting: Setting, rng: random.Random, *, shares: bool) -> list[Stage]:
+    """Partitions in their order, as many on each rank."""
+    names = [piece.name for piece in graph.pieces]
+    bounds = [round(n * len(names) / setting.ranks) for n in range(setting.ranks + 1)]
+    held = [tuple(names[a:b]) for a, b in itertools.pairwise(bounds)]
+    return [Stage(f"worker:{n}/{setting.device(n)}", mine) for n, mine in enumerate(held) if mine]
+
+
+def drawn_stages(graph: PartitionGraph, setting: Setting, rng: random.Random, *, shares: bool) -> list[Stage]:
+    """Partitions in any order in which they can run, cut anywhere, on any ranks; some stages on several of them.
+
+    Args:
+        graph: The partitions.
+        setting: How many ranks and micro-batches there are.
+        rng: What draws.
+        shares: Whether ranks may share a stage: batch statistics are then those of one run on one rank.
+    """
+    names = [piece.name for piece in graph.pieces]
+    order = topological_order(rng.sample(names, len(names)), [(edge.source, edge.target) for edge in graph.edges])
+    cuts = sorted(rng.sample(range(1, len(order)), rng.randint(0, min(4, len(order) - 1))))
+    workers = [f"worker:{n}/{setting.device(n)}" for n in range(setting.ranks)]
+    most = min(setting.ranks, setting.micro_batches) if shares else 1
+    return [
+        _drawn_stage(order[a:b], rng.sample(workers, rng.randint(1, most)), setting.micro_batches, rng)
+        for a, b in itertools.pairwise([0, *cuts, len(order)])
+    ]
+
+
+def _drawn_stage(held: tuple[str, ...], workers: list[str], micro_batches: int, rng: random.Random) -> Stage:
+    """With shares of any sizes; the workers update all of it, or divide that."""
+    if len(workers) == 1:
+        return Stage(workers[0], held)
+    cuts = sorted(rng.sample(range(1, micro_batches), len(workers) - 1))
+    counts = [b - a for a, b in itertools.pairwise([0, *cuts, micro_batches])]
+    updater = {name: rng.choice(workers) for name in held}
+    updates = [tuple(name for name in held if updater[name] == each) for each in workers]
+    divides = rng.random() < 0.5
+    return Stage(
+        None, held, replicas=tuple(
+            Replica(*each, updates=mine if divides else None)
+            for *each, mine in zip(workers, counts, updates, strict=True)
+        ),
+    )  # fmt: skip
+
+
+PLANS = {"equal": equal_stages, "drawn": drawn_stages}
+"""How partitions lie on ranks; those of `drawn` have an order drawn for them, too."""
+PLACES = {"equal": "", "drawn": "micro-batches alone|another (worker holds|stage of its worker has) too"}
+"""What these may be refused for, where a plan with other places would not be: a regular expression."""
 
 
 def distance(mine: Any, theirs: Any) -> float:
@@ -353,7 +404,7 @@ class Judge:
                 if not self.case.inherent:
                     record = whole
             made, graph = self._partitions()
-            plan = equal_plan(made, graph, setting)
+            plan = planned(made, graph, setting, self.case)
             moved = "micro_batch" if self.case.inherent else "deferred"
             with Pipeline(
                 made, plan, remat=REMAT[setting.remat], graph=graph, batch_norm=moved, timeout_s=self._timeout_s

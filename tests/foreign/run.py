@@ -33,7 +33,7 @@ import assigner  # noqa: F401 - before the next line: tests/assigner is no packa
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from foreign.case import Case, all_cases
-from foreign.harness import WORST, Judge, Setting, Verdict
+from foreign.harness import PLACES, PLANS, WORST, Judge, Setting, Verdict
 
 BATCH = 25
 
@@ -44,8 +44,10 @@ def chosen(only: str) -> list[Case]:
 
 def settings(options: argparse.Namespace, ranks: int) -> list[Setting]:
     return [
-        Setting(ranks, *each, options.devices)
-        for each in itertools.product(options.micro_batches or [1, 2], options.remat or ["none", "all"])
+        Setting(ranks, *each, options.devices, plan)
+        for *each, plan in itertools.product(
+            options.micro_batches or [1, 2], options.remat or ["none", "all"], options.plan or ["equal"]
+        )
     ]
 
 
@@ -106,6 +108,7 @@ def _run_batch(folder: Path, options: argparse.Namespace) -> str:
     words = [f"--patience={options.patience}", f"--devices={options.devices}"]
     words += [f"--micro-batches={each}" for each in options.micro_batches or ()]
     words += [f"--remat={each}" for each in options.remat or ()]
+    words += [f"--plan={each}" for each in options.plan or ()]
     said = (folder / "said").open("w")
     started = subprocess.Popen(
         [sys.executable, *launcher, __file__, "--folder", str(folder), *words],
@@ -126,7 +129,7 @@ def write(verdicts: dict[tuple[str, Setting], Verdict], path: Path) -> None:
     groups = {each.name: each for each in all_cases()}
     lines = [
         {"group": groups[name].group, "case": name, "setting": asdict(setting), "allowed":
-         groups[name].allows(each.kind, each.words), **asdict(each)}
+         groups[name].allows(each.kind, each.words, places=PLACES[setting.plan]), **asdict(each)}
         for (name, setting), each in verdicts.items() if name in groups
     ]  # fmt: skip
     beside = path.with_name(f".{path.name}.part")
@@ -155,7 +158,8 @@ def show(verdicts: dict[tuple[str, Setting], Verdict], cases: list[Case]) -> int
     table = Table("group", "case", "verdict", "where", "should be", "words", show_lines=True)
     for name, (setting, verdict) in worst.items():
         if verdict.kind != "equal":
-            wanted = "" if groups[name].allows(verdict.kind, verdict.words) else (groups[name].refusal or "equal")
+            is_allowed = groups[name].allows(verdict.kind, verdict.words, places=PLACES[setting.plan])
+            wanted = "" if is_allowed else (groups[name].refusal or "equal")
             table.add_row(groups[name].group, name, verdict.kind, f"{setting}", wanted, verdict.words[:500])
     console.print(table, markup=False)
     counts = Table("group", *WORST)
@@ -168,7 +172,11 @@ def show(verdicts: dict[tuple[str, Setting], Verdict], cases: list[Case]) -> int
     undeclared = [name for (name, _), each in verdicts.items() if each.inherent and not groups[name].inherent]
     if undeclared:
         console.print("whole batch and micro-batches differ in plain torch:", *dict.fromkeys(undeclared), sep="\n  ")
-    bad = [name for (name, _), each in verdicts.items() if not groups[name].allows(each.kind, each.words)]
+    bad = [
+        name
+        for (name, setting), each in verdicts.items()
+        if not groups[name].allows(each.kind, each.words, places=PLACES[setting.plan])
+    ]
     console.print(f"{len(worst)} cases, {len(dict.fromkeys(bad))} not as they should be")
     return len(bad)
 
@@ -181,6 +189,7 @@ def main() -> int:
     parser.add_argument(
         "--remat", action="append", choices=("none", "half", "all"), help="none and all are the default"
     )
+    parser.add_argument("--plan", action="append", choices=(*PLANS,), help="equal is the default")
     parser.add_argument("--devices", default="cpu", help="of the ranks: cuda:0,cpu; the last one also of those left")
     parser.add_argument("--json", type=Path, help="written after each batch")
     parser.add_argument("--resume", action="store_true", help="leave out what the file of --json has already")
