@@ -380,3 +380,14 @@ def test_what_is_hung_on_a_layer_of_torchs_is_met_whatever_hung_on_another():
     kept = Memento([("", hung("counts", counts))])
     counts["calls"] += 1
     assert kept.has_changed()
+
+
+def test_others_of_one_type_are_all_met():
+    """A loss and a metric that are functions both, each with what it closes over."""
+    first, second = list[int](), list[int]()
+    kept = Memento((), [lambda: first.append(0), lambda: second.append(0)])
+    for each in (first, second):
+        each.append(0)
+        assert kept.has_changed()
+        each.clear()
+        assert not kept.has_changed()

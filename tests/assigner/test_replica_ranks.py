@@ -112,6 +112,7 @@ def test_equal_to_distributed_data_parallel(forked, tmp_path):
         ("a mean between partitions", "share partition 'first', and its forward changes mean: each of them would see"),
         ("a loss over the batch", "share partition 'last', and the loss is over the whole batch: each of them"),
         ("a loss that counts", "share partition 'last', and Workload.loss or one of Workload.metrics keeps something"),
+        ("a metric that counts", "share partition 'last', and Workload.loss or one of Workload.metrics keeps"),
         ("carried state", "share partition 'encoder', and the workload carries state from batch to batch"),
         ("LBFGS", "LBFGS.step needs a closure"),
         ("LBFGS, one updates for all", "under this one 3 workers have parameters"),

@@ -124,6 +124,17 @@ class Remembering:
         return nn.functional.mse_loss(output, targets)
 
 
+def counting() -> Callable[[torch.Tensor, torch.Tensor], float]:
+    """A metric that counts its calls."""
+    calls = list[int]()
+
+    def metric(_: torch.Tensor, __: torch.Tensor) -> float:
+        calls.append(0)
+        return float(len(calls))
+
+    return metric
+
+
 def refused(made: Workload, plan: Plan, *, begin: Callable[[Pipeline], object] | None = None, **settings: Any) -> str:
     """What is said where a plan is refused; of one that is refused in its first step, with the step.
 
@@ -222,6 +233,7 @@ def refusals(cases: Collection[str]) -> dict[str, str]:
     outer = workload(Outer, "first", "last")
     apart = workload(unseeded)
     remembering = replace(made, loss=Remembering())
+    metrics = replace(made, metrics={"calls": counting(), "nothing": lambda *_: 0.0})
     over = replace(made, loss_over="batch")
     searching = replace(made, optimizer=torch.optim.LBFGS)
     norms = workload(normalised)
@@ -240,6 +252,7 @@ def refusals(cases: Collection[str]) -> dict[str, str]:
         "a normaliser": lambda: refused(running, everywhere(running)),
         "a mean between partitions": lambda: refused(outer, everywhere(outer)),
         "a loss that counts": lambda: refused(remembering, everywhere(made)),
+        "a metric that counts": lambda: refused(metrics, everywhere(made)),
         "weights of their own": lambda: refused(apart, everywhere(apart)),
         "a loss over the batch": lambda: refused(over, everywhere(made)),
         "carried state": lambda: refused(words(), everywhere(words())),

@@ -80,7 +80,10 @@ class Memento:
         top: Top = "followed",
         vocabulary: Vocabulary | None = None,
     ) -> None:
-        started = {type(each).__name__: each for each in others}
+        started: dict[str, Any] = {}
+        for each in others:
+            name = type(each).__name__
+            started[f"{name} {len(started) + 1}" if name in started else name] = each
         found = reach(
             started, modules,
             beside=beside, backwards=backwards, parameters=parameters, top=top, vocabulary=vocabulary,
@@ -88,8 +91,8 @@ class Memento:
         self._keep(found, vocabulary, with_values=top == "whole")
 
     @classmethod
-    def of(cls, found: Iterable[tuple[Place, Any]], vocabulary: Vocabulary) -> Memento:
-        """What these objects hold now, each by itself; of modules what has one of these names."""
+    def of(cls, found: Iterable[tuple[Place, Any]], vocabulary: Vocabulary | None = None) -> Memento:
+        """What these objects hold now, each by itself; of modules what has one of these names; None: all."""
         made = cls(())
         made._keep(found, vocabulary, with_values=False)
         made._note_spaces()

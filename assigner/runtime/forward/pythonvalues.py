@@ -11,6 +11,8 @@ from assigner.model.deferred.reach import kept_objects, reach
 from assigner.model.marking import PartitionModule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
     from assigner.model.deferred.caches import Cached
@@ -42,7 +44,8 @@ class PythonValues:
 
 def changeable_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules of a partition whose Python values its forwards may change, by name."""
-    return _layers(module) if has_user_code(module) else []
+    layers = _layers(module)
+    return layers if _have_user_code(layers) else []
 
 
 def _layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -54,7 +57,10 @@ def has_user_code(module: nn.Module) -> bool:
 
     It is a class, a hook or a function that is not torch's own: a layer may be given one.
     """
-    layers = _layers(module)
+    return _have_user_code(_layers(module))
+
+
+def _have_user_code(layers: Sequence[tuple[str, nn.Module]]) -> bool:
     return any(
         coded_classes(type(each)) or any(each.__dict__[hooks] for hooks in HOOKS) or "forward" in each.__dict__
         for _, each in layers
