@@ -111,7 +111,9 @@ class _GroupCopies:
         self._eps = torch.tensor(eps, dtype=torch.float64, device="cpu").to(group.device)
         self.apart: torch.Tensor | None = self._eps[: len(held)] * 0
         self.pending: PendingTensor | None = None
-        self._before = self._sampled(self._held)
+        self._views: list[torch.Tensor] = []  # what is compared of the weights, and where these lay when it was taken
+        self._places: list[int] = []
+        self._before = self._weights()
         self._gradients = torch.zeros_like(self._before)
         self._now = self._before
 
@@ -119,6 +121,14 @@ class _GroupCopies:
     @torch.no_grad()
     def _sampled(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         return torch.cat([_sample(each) for each in tensors]).double()
+
+    def _weights(self) -> torch.Tensor:
+        """Views show what weights hold now, as long as these lie where they did; of most there are such."""
+        places = [*map(torch.Tensor.data_ptr, self._held)]
+        if places != self._places:
+            self._views = [_sample(each.detach()) for each in self._held]
+            self._places = places if all(map(torch.Tensor.is_contiguous, self._held)) else []
+        return torch.cat(self._views).double()
 
     def note_gradients(self) -> None:
         held = [(each, each.grad) for each in self._held]
@@ -129,7 +139,7 @@ class _GroupCopies:
         return torch.zeros_like(self._eps).scatter_reduce_(0, self._owner, values, "amax")
 
     def begin(self) -> None:
-        now = torch.cat([self._sampled(self._held), self._gradients])
+        now = torch.cat([self._weights(), self._gradients])
         odd = now.isnan() + _APART * now.isposinf() + _APART**2 * now.isneginf()  # no difference tells these
         odd = torch.zeros_like(self._eps).index_add_(0, self._owner, odd.double())
         wanted = torch.tensor([float(each.requires_grad) for each in self._held], device="cpu").to(odd)
@@ -177,7 +187,7 @@ class _GroupCopies:
             self._held[n].copy_(self.group.hand_out(flat, self.group.workers[0]).wait())
             self.apart[n] = 0
         if len(far):
-            self._before = self._sampled(self._held)
+            self._before = self._weights()
 
     def _check_wanted(self, unlike: torch.Tensor) -> None:
         """A worker that wants no gradient of a parameter would leave that of its micro-batches out of the sum."""

@@ -57,12 +57,14 @@ class _Bucket:
     Args:
         after: The position of the first partition that adds to one of them: its backward is the last to do so.
         flat: Its memory on a CPU, which the gradients lie in afterwards; None: none yet.
+        parts: Of this, those of the gradients, while it is added up.
         ended_s: When the sum was there, on this process's clock; empty: not yet, or nobody notes it.
     """
 
     parameters: dict[str, nn.Parameter]
     after: int
     flat: torch.Tensor | None = None
+    parts: list[torch.Tensor] = field(default_factory=list)
     pending: PendingTensor | None = None
     span: RecordedSpan | None = None
     ended_s: list[float] = field(default_factory=list)
@@ -73,7 +75,7 @@ class _Bucket:
         held = list(self.parameters.values())
         flat = self._memory(held)
         self.flat = flat if flat.device.type == "cpu" else None
-        copy_gradients(self.parameters, flat)
+        self.parts = copy_gradients(self.parameters, flat)
         for parameter in held:
             parameter.grad = None
         self.pending, self.ended_s = group.add_up(flat), []  # a small sum is there before this returns
@@ -95,12 +97,12 @@ class _Bucket:
     def end(self) -> torch.Tensor:
         """Wait for the sum; its values become the gradients, and its marks are given back."""
         assert self.pending is not None
-        flat, self.pending = self.pending.wait(), None
+        flat, parts, self.pending, self.parts = self.pending.wait(), self.parts, None, []
         if self.span is not None:
             self.span.done()
             if self.ended_s:  # the thread that notes the end may come to it later than this one
                 self.span.end_s = self.ended_s[0]
-        for (name, parameter), part in zip(self.parameters.items(), parts_of(flat, self.parameters), strict=True):
+        for (name, parameter), part in zip(self.parameters.items(), parts, strict=True):
             if parameter.grad is not None:
                 raise UsageError(
                     f"a backward adds to the gradient of {name} when its own partition's backwards are done: the"
@@ -161,6 +163,7 @@ class Reduction:
         for held in self._buckets.values():
             for each in held:
                 each.pending = each.span = each.flat = None
+                each.parts = []
 
 
 def _buckets(partitions: Sequence[Mapping[str, nn.Parameter]]) -> list[_Bucket]:
@@ -188,15 +191,22 @@ def in_buckets(parameters: Iterable[tuple[str, nn.Parameter]], most_bytes: int) 
 
 
 @torch.no_grad()
-def copy_gradients(parameters: Mapping[str, nn.Parameter], flat: torch.Tensor) -> None:
-    """Copy gradients into a flat tensor, zeros where there is none, and behind them a mark for each that there is."""
-    held = list(parameters.values())
+def copy_gradients(parameters: Mapping[str, nn.Parameter], flat: torch.Tensor) -> list[torch.Tensor]:
+    """Copy gradients into a flat tensor, zeros where there is none, and behind them a mark for each that there is.
+
+    Returns:
+        The parts of it that they are in.
+    """
+    held, parts = list(parameters.values()), parts_of(flat, parameters)
     flat[-len(held) :] = torch.tensor([float(each.grad is not None) for each in held], device="cpu")
-    for parameter, part in zip(held, parts_of(flat, parameters), strict=True):
-        if parameter.grad is None:
+    pairs = [(part, each.grad) for part, each in zip(parts, held, strict=True) if each.grad is not None]
+    given = [gradient.to_dense() if gradient.is_sparse else gradient for _, gradient in pairs]
+    if pairs:
+        torch._foreach_copy_([part for part, _ in pairs], given)
+    for part, each in zip(parts, held, strict=True):
+        if each.grad is None:
             part.zero_()
-        else:
-            part.copy_(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
+    return parts
 
 
 def parts_of(flat: torch.Tensor, parameters: Mapping[str, nn.Parameter]) -> list[torch.Tensor]:
