@@ -472,10 +472,11 @@ class Pipeline(ModelState):
             self._moved.note_trained()
             return found
         with self._member.guarded("an update"):
-            call = f"optimizer.step() with {self._rank_optimizer.groups.settings}"
             is_by_hand = not self._updated  # behind a step's backwards: the script may have changed the gradients
             is_again = bool(self._updated) and not self._waiting
-            self._installed.comparison.check(call, exchanges=is_by_hand or is_again or self.scaler.is_enabled())
+            if self._installed.comparison.compares:
+                call = f"optimizer.step() with {self._rank_optimizer.groups.settings}"
+                self._installed.comparison.check(call, exchanges=is_by_hand or is_again or self.scaler.is_enabled())
             self._rank_optimizer.check_tried(self._member.numbers)
             if is_by_hand or is_again:
                 self._installed.gradients.factor.check([each["params"] for each in self._rank_optimizer.param_groups])

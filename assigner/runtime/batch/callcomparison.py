@@ -95,6 +95,11 @@ class CallComparison:
         finally:
             self._covered = False
 
+    @property
+    def compares(self) -> bool:
+        """Whether a call that is made now is compared, or noted for the next comparison."""
+        return self._member.transport is not None and not self._covered
+
     def check(self, call: str, shown: str = "", *, exchanges: bool = True) -> None:
         """Every rank calls this before anything else that it does for a call without a batch, in a guarded block.
 
@@ -104,7 +109,7 @@ class CallComparison:
         Raises:
             UsageError: another rank makes another call, or this or the other one leaves alone.
         """
-        if self._member.transport is None or self._covered:
+        if not self.compares:
             return
         if exchanges:
             self._compare(self._begin(call, shown, None, None))
