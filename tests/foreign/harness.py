@@ -299,7 +299,10 @@ def distance(mine: Any, theirs: Any) -> float:
     """Relative; infinite where one is missing, of another shape, or nan or infinite elsewhere than the other."""
     if mine is None or theirs is None:
         return 0.0 if mine is theirs else math.inf
-    mine, theirs = (torch.as_tensor(each).detach().cpu() for each in (mine, theirs))
+    kept = torch.float64  # Python's numbers are, and would be read as torch's default type
+    mine, theirs = (
+        torch.as_tensor(each, dtype=kept if isinstance(each, float) else None).detach().cpu() for each in (mine, theirs)
+    )
     if mine.shape != theirs.shape:
         return math.inf
     if not mine.numel():
