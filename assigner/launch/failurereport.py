@@ -113,7 +113,7 @@ def hand_over(cause: FailureReport) -> bool:
     Returns:
         Whether there is such a launcher: it says the cause, and nobody else needs to.
     """
-    folder, name = launcher_folder(), _own_name()
+    folder, name = launcher_folder(), report_name(os.getpid())
     return folder is not None and ((folder / name).exists() or hand_record(name, cause) is not None)
 
 
@@ -122,11 +122,12 @@ def take_back() -> None:
     folder = launcher_folder()
     if folder is not None:
         with suppress(OSError):
-            (folder / _own_name()).unlink(missing_ok=True)
+            (folder / report_name(os.getpid())).unlink(missing_ok=True)
 
 
-def _own_name() -> str:
-    return f"{os.getpid()}.json"
+def report_name(process: int) -> str:
+    """The file in which a process hands over its cause."""
+    return f"{process}.json"
 
 
 def hand_record(name: str, record: Any) -> Path | None:

@@ -41,6 +41,7 @@ from assigner.launch.failurereport import (
     has_mark,
     how_it_ended,
     listening,
+    report_name,
 )
 from assigner.launch.launcherwatch import is_left_behind, own_mark
 from assigner.launch.limitedstore import limited
@@ -338,7 +339,8 @@ def _rank_failed(
         lost = rank_name(cause.worker)
         if any(f"worker:{each}" == lost for each in done):
             return RankFailedError(f"{lost} {LEFT}", 0, hint=LEFT_HINT)
-        gone = next((each for each in error.failures if f"worker:{each}" == lost and each not in ended), None)
+        told = {each for each, one in error.failures.items() if (causes / report_name(one.pid)).exists()}  # is there
+        gone = next((each for each in error.failures if f"worker:{each}" == lost and each not in ended | told), None)
         rank, failure, cause = (rank, failure, cause) if gone is None else (gone, error.failures[gone], None)
     if cause is None:
         return RankFailedError(f"worker:{rank} {how_it_ended(failure.exitcode)}", failure.exitcode)

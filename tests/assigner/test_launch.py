@@ -133,6 +133,16 @@ def test_a_launcher_tells_which_ranks_are_not_stopped():
             each.kill()
 
 
+@pytest.mark.parametrize(("process", "words"), [(11, "it did not answer"), (12, "worker:1 was killed by SIGKILL")])
+def test_a_rank_that_others_have_lost_and_that_knows_of_it_is_not_gone(tmp_path, process, words):
+    """As one whose host was cut off: it has handed over what the others say of it, and ends by that."""
+    report = FailureReport("worker:1", "it did not answer for 5 s: its host is cut off", is_own=False)
+    (tmp_path / f"{process}.json").write_text(json.dumps(encode(report)))
+    failures = {1: ProcessFailure(1, 11, -9, "")}
+    error = launching._rank_failed(ChildFailedError("a rank", failures), tmp_path, set())
+    assert words in error.message
+
+
 @pytest.mark.parametrize(("hint", "told"), [(None, None), ("do this", "do this")])
 def test_what_a_rank_has_said_needs_no_guess(tmp_path, hint, told):
     """A cause without a hint has none: it is not that the script handed over no error."""
