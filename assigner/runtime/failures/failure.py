@@ -290,10 +290,10 @@ class FailureWatch:
         told = read_host_failure(self.launcher)
         if told is None:
             return None
-        error, hint = f"its process {told.how}", ended_hint(told.how)
+        said, hint = f"its process {told.how}", ended_hint(told.how)
         if told.said:
-            error, hint = f"{told.said}; {error}", "the output of its host has all of it"
-        return Failure(told.worker, "", error, hint=hint).cleaned()
+            said, hint = f"{told.said}; {said}", "the output of its host has all of it"
+        return Failure(told.worker, "", said, hint=hint).cleaned()
 
     def _watch(self) -> None:
         try:
