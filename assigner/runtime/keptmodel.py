@@ -262,10 +262,11 @@ def _tensors_beside(graph: PartitionGraph, device: torch.device) -> Iterator[tup
 class MovedTensors:
     """What steps move of the partitions beside trained weights: the builder's tensors have not that, and are kept back.
 
-    What trains, and what BatchNorm moves, the script may read no more from the start.
+    What trains, and what BatchNorm moves, the script may read no more from the start; nor what is `read`, as by its
+    loss, and lies in the memory of these.
     """
 
-    def __init__(self, graph: PartitionGraph) -> None:
+    def __init__(self, graph: PartitionGraph, read: Iterable[torch.Tensor] = ()) -> None:
         self._model, tensors = graph.deferred.model, graph.deferred.tensors()
         paths = [name for name, each in self._model.named_modules() if isinstance(each, _NormBase)]
         norms = (f"{path}." if path else "" for path in paths)
@@ -276,7 +277,7 @@ class MovedTensors:
         self._has_values = not all(each.is_meta for each in tensors.values())
         # of the partitions' tensors that are not trained, when they were looked at last
         self._versions: dict[str, tuple[torch.Tensor, int | None]] = {}
-        keep_originals(tensors, moving)
+        keep_originals(tensors, moving, read)
         keep_left(self._model, left_by_module(self._model, graph.left))
 
     def note_trained(self) -> None:

@@ -121,8 +121,9 @@ class Pipeline(ModelState):
         self.steps = self._batches = 0
         self._unread = UnreadState(self.graph, self.rank)
         self._outside = OutsideValues(self.graph)
-        self._kept, self._moved = KeptModel(self.graph, self._member.device), MovedTensors(self.graph)
         self._loss_values = LossValues(workload)
+        self._kept = KeptModel(self.graph, self._member.device)
+        self._moved = MovedTensors(self.graph, self._loss_values.tensors)
         with self._member.guarded("the building of the partitions"):
             workload = workload if training else without_training(workload)
             self._scaling = GradientScaling(scaler, workload.autocast, self._member)

@@ -131,6 +131,24 @@ def test_a_list_of_modules_is_the_models_own() -> None:
     assert second < first
 
 
+def test_a_loss_reads_the_memory_of_a_weight() -> None:
+    """By an alias from before, which has the values that the builder gave: refused, until they are loaded."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)).double()
+    kept = [model[1].weight.data, model[1].bias.detach()[:1]]
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x - y).square().mean() * (1 + kept[0].norm()) + kept[1].sum()
+
+    made = workload(lambda: model, "0", "1", loss=loss)
+    batch = made.make_batch(8, 0)
+    with pipeline_of(made) as pipeline:
+        with pytest.raises(UsageError, match=r"the script uses 1\.weight of the model .* stays as it was built"):
+            pipeline.step(batch)
+        model.load_state_dict(pipeline.full_state_dict())  # type: ignore[arg-type]
+        reference = made.compute_loss(model(batch[0]), batch[1]).item()
+        assert pipeline.step(batch) == pytest.approx(reference, rel=0, abs=1e-12)
+
+
 @pytest.mark.long
 def test_a_model_may_be_loaded_with_what_is_trained_after_each_step() -> None:
     """To evaluate it; other values, and what the script then changes, are refused."""

@@ -30,16 +30,19 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assigner.errors import UsageError
+from assigner.model.deferred.mutation import storage_of
 from assigner.model.members import buffers, parameters
 from assigner.usercode import is_asked_by_user, is_own_call
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 _names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The tensors that are trained elsewhere or have no values, and their names."""
 _moved: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Those of them that a pipeline had under an earlier plan."""
+_aliases: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Of some of them, what else a script holds of their memory, as `weight.data`: it is among them too."""
 _unsaved: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Those of them that no state_dict has, so that nobody loads them."""
 _left: WeakKeyDictionary[nn.Module, _Left] = WeakKeyDictionary()
@@ -102,8 +105,9 @@ class _Original(torch.Tensor):
             if loads:
                 func(*args, **(kwargs or {}))
                 _CLASS.__set__(args[0], plain_class(args[0]))
-                if args[0] in _names:
-                    del _names[args[0]]
+                for each in (args[0], *_aliases_of(args[0])):
+                    if each in _names:
+                        del _names[each]
                 return args[0]
             if func == _DEVICE and args[0].is_meta and not _unwatched and not is_own_call():
                 return torch.device("cpu")  # where a batch may lie: `x.to(next(model.parameters()).device)`
@@ -184,12 +188,29 @@ def plain_class(tensor: torch.Tensor) -> type[torch.Tensor]:
     return tensor.plain if isinstance(tensor, _Original) else type(tensor)
 
 
-def keep_originals(tensors: Mapping[str, torch.Tensor], moving: Collection[str]) -> None:
-    """Refuse from now on that a script uses what is another on the copies: what trains, or what forwards move."""
+def keep_originals(
+    tensors: Mapping[str, torch.Tensor], moving: Collection[str], beside: Iterable[torch.Tensor] = ()
+) -> None:
+    """Refuse from now on that a script uses what is another on the copies: what trains, or what forwards move.
+
+    `beside`: what code of the script's reads; some may be in the memory of these, as `model.head.weight.data`.
+    """
     for name, tensor in tensors.items():
         _watch(tensor)
         if tensor.requires_grad or tensor.is_meta or name in moving:
             _names[tensor] = name
+    memory = {storage_of(each): each for each in tensors.values() if each in _names and not each.is_meta}
+    for each in beside:
+        original = memory.get(storage_of(each)) if each not in _names else None
+        if original is not None:
+            _watch(each)
+            _names[each] = _names[original]
+            _aliases[original] = [*_aliases_of(original), each]
+
+
+def _aliases_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = _aliases.get(tensor, [])  # type: ignore[no-untyped-call]
+    return found
 
 
 def keep_moved(tensors: Mapping[str, torch.Tensor], but: Any) -> None:

@@ -55,6 +55,11 @@ class LossValues:
         self._kept = Memento((), [workload.loss], parameters=True, vocabulary=self._vocabulary)
         self._moves_values = False
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What the loss can read of these."""
+        return self._kept.tensors
+
     def _now(self) -> list[_Found]:
         return _plain_values(self._called, self._vocabulary)
 
