@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from whole_models import MODELS, Renaming, plain_after
-from workloads import WIDTH, make_plan, pipeline_of, workload
+from workloads import WIDTH, make_plan, normalised, pipeline_of, workload
 
 from assigner import load_weights
 from assigner.errors import UsageError
@@ -126,6 +126,19 @@ def test_weights_that_were_kept_in_inference_mode_are_loaded(tmp_path: Path) -> 
         assert [pipeline.step(first) for _ in range(2)] == losses
         with torch.inference_mode(), pytest.raises(UsageError, match="it would train nothing"):
             pipeline.step(first)
+
+
+def test_a_count_of_batches_that_a_plain_dict_lacks_goes_on() -> None:
+    """As torch has it; its loading code sets it to 0 in a model without memory, of a dict that has no version."""
+    made = workload(normalised, "0", "1", "3")
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        pipeline.load_state_dict({"0.bias": torch.zeros(WIDTH, dtype=torch.float64)}, strict=False)
+        assert pipeline.state_dict()["1.num_batches_tracked"] == 1
+        whole = pipeline.full_state_dict()
+        assert whole is not None
+        pipeline.load_state_dict({name: each for name, each in whole.items() if "num_batches" not in name})
+        assert pipeline.state_dict()["1.num_batches_tracked"] == 1
 
 
 def test_a_state_dict_that_does_not_fit_changes_nothing() -> None:

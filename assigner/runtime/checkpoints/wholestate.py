@@ -156,7 +156,7 @@ class WholeState:
     def _check(self, gives: Mapping[str, Any], *, strict: bool) -> None:
         for name, tensor in self.share.state().items():
             if name not in gives:
-                if strict:
+                if strict and name.rpartition(".")[2] != _COUNT:
                     raise UsageError(f"{name!r} is missing in the state_dict", hint="strict=False leaves it as it is")
                 continue
             shape, kind = gives[name]
@@ -164,6 +164,10 @@ class WholeState:
                 raise UsageError(f"{name!r} has shape {tuple(shape)} in the state_dict, and {tuple(tensor.shape)} here")
             if not torch.can_cast(DTYPES[kind], tensor.dtype):
                 raise UsageError(f"{name!r} is {kind} in the state_dict, and {tensor.dtype} here: values would be lost")
+
+
+_COUNT = "num_batches_tracked"
+"""In BatchNorm: torch's own loading code has it stay as it is where a state_dict of no version lacks it."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,8 @@ class _GivenState:
             tensors: dict[str, torch.Tensor] = {}
             parameters = named_parameters(model, remove_duplicate=False)
             for name, tensor in (*parameters, *named_buffers(model, remove_duplicate=False)):
-                if name not in graph.persistent:
+                is_made = name.rpartition(".")[2] == _COUNT and not any(tensor is each for each in given.values())
+                if name not in graph.persistent or is_made:
                     continue
                 if not tensor.is_meta:
                     refuse_unplain(tensor.detach(), name)
