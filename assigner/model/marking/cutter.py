@@ -236,7 +236,8 @@ def arguments_of(call: OpaqueCall) -> Callable[..., Arguments]:
     def arguments(*values: Any) -> Arguments:
         return Arguments(*fill(call.arguments, tensor=values[:count], size=values[count:]))
 
-    shown = without_addresses(repr(call.arguments))  # partitions that give other ones are not of one kind
+    in_order = pytree.tree_map(lambda leaf: sorted(leaf, key=repr) if isinstance(leaf, _SETS) else leaf, call.arguments)
+    shown = without_addresses(repr(in_order))  # partitions that give other ones are not of one kind
     arguments.__name__ = f"arguments_{hashlib.sha256(shown.encode()).hexdigest()[:12]}"
     return arguments
 
@@ -260,7 +261,12 @@ def _is_spelled(arguments: Any) -> bool:
         return all(type(key) in (str, int) for key in arguments) and all(map(_is_spelled, arguments.values()))
     if type(arguments) in (tuple, list):
         return all(map(_is_spelled, arguments))
-    return pytree.tree_is_leaf(arguments) and not (isinstance(arguments, Slot) and arguments.is_container)
+    is_met = isinstance(arguments, Slot) and arguments.is_container
+    return pytree.tree_is_leaf(arguments) and not (is_met or isinstance(arguments, _SETS))
+
+
+_SETS = (set, frozenset)
+"""What each process goes through in an order of its own."""
 
 
 class PieceBuilder:
