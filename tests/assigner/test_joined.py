@@ -401,8 +401,8 @@ def test_a_hook_of_the_loss_is_looked_at():
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_what_hangs_on_where_gradients_arrive_is_looked_at_once_a_step(schedule):
-    """No forward has left it in its graph: backwards of graphs with torch's own code alone are looked at together."""
+def test_what_hangs_on_where_gradients_arrive_is_looked_at(schedule):
+    """No forward has left it in its graph."""
 
     class Own(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ def remat(plan: Plan) -> Plan:
 
 
 SKIPS = make_profile(work=[2e-3] * 4, slowness=[1.0] * 3, edges=[(0, 1), (1, 2), (2, 3), (0, 2), (0, 3), (1, 3)])
-TIED = replace(PROFILE, ties=(Tie("wte", ("p0", "p5"), 1e6), Tie("wpe", ("p0", "p2", "p5"), 1e5)))
+TIED = replace(PROFILE, ties=(Tie("wte", ("p0", "p5"), 8e5), Tie("wpe", ("p0", "p2", "p5"), 1e5)))
 SLOW_LINK = make_profile(work=[2e-3] * 6, slowness=[1.0, 1.5, 1.0], bandwidth=3e6, edge_bytes=2e5)
 NO_TIME = make_profile(work=[1e-9] * 6, slowness=[1.0, 1.5, 1.0], bandwidth=1e15, latency=0.0)
 TWICE = replace(

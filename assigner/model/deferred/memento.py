@@ -91,8 +91,8 @@ class Memento:
         self._keep(found, vocabulary, with_values=top == "whole")
 
     @classmethod
-    def of(cls, found: Iterable[tuple[Place, Any]], vocabulary: Vocabulary | None = None) -> Memento:
-        """What these objects hold now, each by itself; of modules what has one of these names; None: all."""
+    def of(cls, found: Iterable[tuple[Place, Any]], vocabulary: Vocabulary) -> Memento:
+        """What these objects hold now, each by itself; of modules what has one of these names."""
         made = cls(())
         made._keep(found, vocabulary, with_values=False)
         made._note_spaces()

@@ -200,9 +200,10 @@ class _GivenState:
                 raise UsageError(f"the state_dict does not fit the model: {' '.join(str(error).split())}") from error
             tensors: dict[str, torch.Tensor] = {}
             parameters = named_parameters(model, remove_duplicate=False)
+            # torch's own loading code makes counts where there are none at all; the model's may have renamed some
+            makes_counts = not any(key.rpartition(".")[2] == _COUNT for key in given)
             for name, tensor in (*parameters, *named_buffers(model, remove_duplicate=False)):
-                is_made = name.rpartition(".")[2] == _COUNT and not any(tensor is each for each in given.values())
-                if name not in graph.persistent or is_made:
+                if name not in graph.persistent or (makes_counts and name.rpartition(".")[2] == _COUNT):
                     continue
                 if not tensor.is_meta:
                     refuse_unplain(tensor.detach(), name)

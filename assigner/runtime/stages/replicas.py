@@ -183,8 +183,7 @@ class ReplicaWatch:
         self._member, self._has_begun = member, False
         self.copies = CopyComparison(share, member)
         self._shared = replicated(share.plan, share.partitions)
-        self._mementos: dict[str, Memento] = {}  # of a step or an evaluation
-        self._known: dict[tuple[str, bool], tuple[Any, Memento]] = {}  # the last of each mode, and what it is of
+        self._mementos: dict[str, Memento] = {}
 
     def check_first(self) -> None:
         """A step comes next: before the first one the script has given the workers of a stage the same weights."""
@@ -212,28 +211,10 @@ class ReplicaWatch:
                 if isinstance(each, nn.RNNBase):  # its first forward would take its list of weights anew
                     each._update_flat_weights()
             if watched:
-                beside = [each for _, each in held]
-                self._mementos[name] = self._memento((name, training), {}, watched, beside)
+                self._mementos[name] = Memento(watched, beside=(each for _, each in held))
         if self._last in self._shared:
-            called = {"Workload.loss": self._workload.loss, **(self._workload.metrics or {})}
-            self._mementos[""] = self._memento(("", training), called)
-
-    def _memento(
-        self,
-        key: tuple[str, bool],
-        called: Mapping[str, Any],
-        watched: Sequence[tuple[str, nn.Module]] = (),
-        beside: Sequence[nn.Module] = (),
-    ) -> Memento:
-        """What these hold now; to look at all that they reach takes longer than to see that it is as it was."""
-        of = [(path, id(each)) for path, each in watched], [*map(id, beside)]  # the memento holds them
-        known_of, known = self._known.get(key, (None, None))
-        if known is not None:
-            known.accept(known.moved())
-        if known is None or known_of != of or not known.is_settled():
-            known = Memento.of(reach(called, watched, beside=beside))
-            self._known[key] = of, known
-        return known
+            called = [self._workload.loss, *(self._workload.metrics or {}).values()]
+            self._mementos[""] = Memento((), called)
 
     def end(self) -> None:
         """The forwards, and a step's backwards, are done, and statistics were not moved yet.
@@ -243,7 +224,7 @@ class ReplicaWatch:
                 keeps; or the copies of a weight have come apart.
             LostConnectionError: a worker is gone.
         """
-        changed = [name for name, memento in self._mementos.items() if not memento.is_settled()]
+        changed = [name for name, memento in self._mementos.items() if memento.has_changed()]
         self._mementos = {}
         for name in changed:
             partition = name or self._last

@@ -209,8 +209,9 @@ class Executor:
         self.loss.begin(micro_batches, places, factor=loss_factor, number=number, outputs=outputs, finished=finished)
         if self.member.transport is not None:
             self.member.transport.begin(program)
-        for each in self._joined():
-            each.begin_step()
+        for each in self._islands.values():
+            if isinstance(each.runner, JoinedPartitions):
+                each.runner.state.tensors.begin_step()
         count = posted_ahead(self.graph, program, self.member.name, micro_batches)
         ahead = self.messages.post_ahead(actions, count, step)
         next(ahead, None)
@@ -224,14 +225,8 @@ class Executor:
                         self._act(program, action)
                 else:
                     self._act(program, action)
-        for each in self._joined():
-            each.end_step()
         self.step = StepValues()
         return self.loss.numbers()
-
-    def _joined(self) -> list[JoinedPartitions]:
-        """What runs islands of several partitions, or of one as such."""
-        return [each.runner for each in self._islands.values() if isinstance(each.runner, JoinedPartitions)]
 
     def update(
         self,

@@ -73,7 +73,7 @@ def island(
         runners: Theirs, in the stage's order.
         joins: Whether they have one graph together; there is one of them at most where not.
         carried: Values that are state of the next batch.
-        entered: Called with the name of each that a backward comes to; None: nobody wants to know.
+        entered: Called with the name of each that a forward or a backward comes to; None: nobody wants to know.
     """
     names, graph = tuple([each.piece.name for each in runners]), runners[0].graph
     reads = [value for each in runners for value in each.piece.reads if value.partition not in names]
@@ -136,9 +136,7 @@ class JoinedPartitions:
         self._moving = [each for each in runners if each.moves_values]
         self._place: ForwardPlace | None = None  # of the backward that is under way, where code in it may draw
         self._first = 0  # the partition to which it has come
-        self._looked_at: list[Watched] = [(each, False) for each in self._users]  # to look at tensors alone
-        self._was_watched = not self._users  # a backward has gone through each of these and was looked at wholly
-        self._has_unseen = False  # backwards of the step were not looked at
+        self._unseen = list[Watched]()  # how users' partitions are watched once each was looked at wholly
         place = {value: n for n, value in enumerate(reads)}
         self._calls = self._in_turn(place, {each.value for each in outputs})
         self._outputs = [(place[each.value], each.gradient) for each in outputs]
@@ -173,9 +171,12 @@ class JoinedPartitions:
         seeds = [each.seed(place) for each in self._runners]  # one after the other: between kernels each takes longer
         start, hooks = self.state.begin(runs_again=False), first
         self._runners[0].stores.enter(first=place.micro_batch == 0)
+        entered = self._entered
         # for the same reason as little as can be stands around a call
         for (runner, reading, numbers, lent, watched, _, cut, asked), seed in zip(self._calls, seeds, strict=True):
             self.at = runner.at
+            if entered is not None:
+                entered(runner.piece.name)
             before = [facts_of(values[n]) for n in lent] if lent else []
             read = [values[n] for n in reading]
             outputs = runner.call(place, read, sizes[numbers], seed)
@@ -263,31 +264,12 @@ class JoinedPartitions:
     def _watched(
         self, graph: Graph, place: ForwardPlace, output_gradients: Sequence[torch.Tensor | None]
     ) -> list[Watched]:
-        """Those to look at if the backward changes them; where torch's own code alone runs, all of a step together."""
-        if self._was_watched and not (graph.held or graph.is_hooked or place.is_alone):
-            if graph.draws or self.state.written:
-                return self._looked_at
-            self._has_unseen = True
-            return []
+        """Those to look at if the backward changes them."""
+        if not (graph.held or graph.is_hooked or place.is_alone) and (self._unseen or not self._users):
+            return self._unseen
         checked = [each for each in self._runners if each.is_checked(place, graph)]
         found = [(each, each.shows_values(graph, output_gradients)) for each in checked]
-        self._was_watched = all(each.was_watched_back for each in self._users)
+        were_seen = all(each.was_watched_back for each in self._users)
+        if found and were_seen and not any(shows_values for _, shows_values in found):
+            self._unseen = [(each, False) for each in self._users]
         return found
-
-    def begin_step(self) -> None:
-        """A step comes next."""
-        self.state.tensors.begin_step()
-        self._has_unseen = False
-
-    def end_step(self) -> None:
-        """Its backwards are done: those that were not looked at have changed no tensor either.
-
-        Nothing that a forward has left there runs in them but torch's own code; what hangs on for longer may, as a hook
-        on the node at which the gradients of a weight arrive.
-
-        Raises:
-            UsageError: they have.
-        """
-        if self._has_unseen:
-            with unchanged_by_backward(self._looked_at, self.state):
-                self._has_unseen = False

@@ -25,9 +25,7 @@ What the first passes of a partition show, so that later ones cost less:
                                   of the user's own can draw later
     moves_values                  the first forward                 a graph whose hooks may run code keeps its values
     was_watched_back              the first backward of a graph     Python values are compared behind a backward only
-                                                                    where a forward has registered hooks, tensors of
-                                                                    joined ones where it has left code to run there,
-                                                                    and once behind a step's last one
+                                                                    where a forward has registered hooks
 """
 
 from __future__ import annotations

@@ -346,7 +346,7 @@ class RankOptimizer:
     def tellers(self, updating: Mapping[int, Collection[str]]) -> dict[int, list[int]]:
         """Which ranks tell the others of which groups: of each that not all of them train, the first that does."""
         found = defaultdict[int, list[int]](list)
-        for n, names in enumerate(self.groups.names if updating else ()):
+        for n, names in enumerate(self.groups.names if updating and self.ranks > 1 else ()):
             ranks = [rank for rank, mine in updating.items() if not frozenset(mine).isdisjoint(names)]
             if len(ranks) < self.ranks:
                 found[next(iter(ranks or updating))].append(n)
