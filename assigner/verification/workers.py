@@ -214,8 +214,8 @@ class CopyingMembership(Membership):
         self._watch, self._stop, self._groups = None, None, None
         self.groups = {}
         self.calls = ()
-        self._left, self._settled, self._calling = "", False, threading.RLock()
-        self._shares_group = self.failed = False
+        self._left, self._settled = "", False
+        self._owns_group = self.failed = False
 
     @property
     def ranks(self) -> range:

@@ -134,16 +134,6 @@ def test_both_sides_of_a_disagreement_are_told_on_every_rank(disagreements, way,
         assert f"worker:{3 - int(finder)} is like worker:{0 if rank else finder}" in text
 
 
-@pytest.mark.long
-@pytest.mark.distributed
-@pytest.mark.parametrize("way", ["a thread"])
-def test_a_call_while_another_thread_is_in_one_is_refused_on_every_rank(disagreements, way):
-    """With the worker whose threads they are."""
-    for rank, text in enumerate(disagreements[way]["stderr"]):
-        assert "came to saving to saved while another thread is in a call of a pipeline" in text
-        assert ("worker:1/cpu failed in saving to saved" in text) == (rank != 1)
-
-
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(

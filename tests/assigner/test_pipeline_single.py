@@ -376,32 +376,6 @@ def checked(target: torch.Tensor) -> torch.Tensor:
     return target
 
 
-def test_two_threads_at_once_are_refused():
-    """A call that comes while another thread is in one is refused, and that one goes on."""
-    made, found = skips(), []
-    batch = made.make_batch(8, 0)
-
-    def call() -> None:
-        try:
-            pipeline.evaluate(batch)
-        except UsageError as error:
-            found.append(error.message)
-
-    def in_another_thread(*_: object) -> None:
-        thread = threading.Thread(target=call, name="other")
-        thread.start()
-        thread.join()
-
-    with pipeline_of(made, make_plan(made)) as pipeline:
-        in_another_thread()
-        assert found == []
-        pipeline.optimizer.register_step_pre_hook(in_another_thread)
-        pipeline.step(batch)
-        assert pipeline.steps == 1
-    (message,) = found
-    assert message.startswith("thread 'other' came to the start of an evaluation while another thread is in a call")
-
-
 def test_closing_twice_is_harmless():
     """A pipeline on one worker starts no threads, and can be closed twice."""
     made = skips()

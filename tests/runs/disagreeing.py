@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import sys
-import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -99,19 +98,6 @@ def moves(pipeline: Pipeline) -> None:
     pipeline.move(PLAN)
 
 
-def saves_in_a_thread(pipeline: Pipeline) -> None:
-    """While this rank is in a step."""
-
-    def save(_: torch.Tensor) -> None:
-        thread = threading.Thread(target=pipeline.save, args=("saved",))
-        thread.start()
-        thread.join()
-
-    for _, parameter in pipeline.named_parameters():
-        parameter.register_hook(save)
-    pipeline.step(MADE.make_batch(8, 1))
-
-
 def leaves(_: Pipeline) -> None:
     """Nothing more: the block ends."""
 
@@ -186,7 +172,6 @@ WAYS = {
     "save elsewhere": (0, saves_best),
     "an update left out": (0, skips_update),
     "clipping": (2, clips),
-    "a thread": (1, saves_in_a_thread),
     "move": (1, moves),
     "leaves": (1, leaves),
     "leaves on rank 0": (0, leaves),

@@ -1,7 +1,5 @@
 """On two ranks: pipelines one after another in one process, each in a process group of its own; rank 0 ends first.
 
-Then two at once, which share a group, of which the one that has made it is closed first.
-
 torchrun --nproc-per-node 2 tests/runs/rejoining.py, or as a rank of mpirun or srun
 """
 
@@ -27,10 +25,5 @@ for _ in range(6):
     if launched_rank() == 1:
         time.sleep(0.2)  # rank 0 is in the next group's rendezvous before rank 1 has written its new address
 assert losses == losses[:1] * 6, losses
-first, second = (Pipeline(made, plan, graph=graph_of(made)) for _ in range(2))
-assert first.step(batch) == losses[0]
-first.close()
-assert [second.step(batch), second.evaluate(batch) > 0] == [losses[0], True]
-second.close()
 if launched_rank() == 1:
     time.sleep(1.0)  # rank 0 has ended, and with it a store that no launcher keeps

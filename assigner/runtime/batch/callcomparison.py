@@ -169,7 +169,7 @@ class CallComparison:
         root = self._needs.inputs_rank if root is None else root
         leaves = mine.calls[-1].name == LEAVING
         own = _CallHashes(
-            _digest(str([self._member.number, *[each.name for each in mine.calls]])),
+            _digest(str([each.name for each in mine.calls])),
             _digest_of(mine.inputs),
             key,
             _digest_of(mine.targets),
@@ -210,7 +210,7 @@ class CallComparison:
         found = self._asked(mine.number)
         theirs = found.pop(root, None)
         if theirs is None:
-            what, told = "what they call or in its batch", f"{other} tells of no such call of this pipeline"
+            what, told = "what they call or in its batch", f"{other} does not say what it called"
         else:
             what = own.difference(theirs, me, other) or "their batches"
             told = f"{other} calls {theirs.told}"

@@ -21,13 +21,12 @@ import socket
 import time
 import zlib
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
-from torch.distributed import DistError, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import DistError, PrefixStore, rendezvous  # type: ignore[attr-defined]
 
 from assigner.errors import AssignerError, FormatError, UsageError, WorkerError
 from assigner.formats.document import decode, encode
@@ -44,6 +43,8 @@ from assigner.runtime.messages.mpi import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
     from assigner.machine.launchedrank import Launched
 
@@ -69,24 +70,8 @@ _HELD = (
 _groups = itertools.count()  # the n-th group of every rank is the same one
 _smaller_groups = itertools.count()  # likewise, of those of some ranks
 _stores: dict[tuple[str, int, int, int], Store] = {}
+_joined: list[tuple[Store, Connections]] = []  # of the group that this process is in, where it was made here
 _kept_here: dict[int, Store] = {}  # stores that this process hosts for its own host, by port
-
-
-@dataclass
-class _JoinedGroup:
-    """The process group that this process is in, where it was made here.
-
-    Args:
-        store: Its own keys in the run's store.
-        parts: How many pipelines of this process are in it; the last one that is closed leaves it.
-    """
-
-    store: Store
-    connections: Connections
-    parts: int = 1
-
-
-_joined: list[_JoinedGroup] = []  # one, or none
 
 
 def meeting_point(place: Launched, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
@@ -202,7 +187,7 @@ def join_group(place: Launched, timeout_s: float) -> None:
     except BaseException:
         opened.close()
         raise
-    _joined[:] = [_JoinedGroup(own, opened)]
+    _joined[:] = [(own, opened)]
 
 
 def _next_group(place: Launched) -> str:
@@ -322,8 +307,8 @@ def settle_group(ranks: Sequence[int]) -> None:
     """
     number, me = next(_smaller_groups), dist.get_rank()
     if _joined and me in ranks:
-        store = PrefixStore(f"assigner/smaller group {number}", _joined[0].store)
-        _settle(store, me, ranks, _joined[0].connections)
+        (own, opened), *_ = _joined
+        _settle(PrefixStore(f"assigner/smaller group {number}", own), me, ranks, opened)
 
 
 def asked_backend() -> Backend | None:
@@ -352,40 +337,24 @@ def check_backend(backend: Backend | None) -> None:
 
 def group_store() -> Store:
     """The store of the process group that this process is in."""
-    return _joined[0].store if _joined else dist.distributed_c10d._get_default_store()
+    return _joined[0][0] if _joined else dist.distributed_c10d._get_default_store()
 
 
 def group_connections() -> Connections | None:
     """The connections of that group; None: it was not made here."""
-    return _joined[0].connections if _joined else None
-
-
-def share_group() -> bool:
-    """Have one more part in the group that `join_group` made; False: it is the script's own, which leaves it itself."""
-    for each in _joined:
-        each.parts += 1
-    return bool(_joined)
+    return _joined[0][1] if _joined else None
 
 
 def leave_group() -> None:
-    """Give up a part in the group that `join_group` made; with the last one it is left. The run's store stays."""
-    joined = _joined[0]
-    joined.parts -= 1
-    if joined.parts:
-        return
+    """Leave the group that `join_group` made; the run's store stays."""
     dist.destroy_process_group()
-    _joined.clear()
-    joined.connections.hang_up()  # an exception on its way may hold a message that is awaited, and that them
-    joined.connections.close()
+    _, opened = _joined.pop()
+    opened.hang_up()  # an exception on its way may hold a message that is still awaited, and that the connections
+    opened.close()
 
 
 def farewell() -> Callable[[], None]:
-    """What each rank calls once it has left the group for good: the one that hosts the store stays until all have.
-
-    Where another pipeline of this process stays in the group, that is nothing.
-    """
-    if _joined[0].parts > 1:
-        return lambda: None
+    """What each rank calls once it has left the group for good: the one that hosts the store stays until all have."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     return functools.partial(take_leave, group_store(), ranks, stays=rank == 0, limit_s=_FAREWELL_S)
 

@@ -11,7 +11,7 @@ import itertools
 import json
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _count = itertools.count()  # the n-th membership of every rank is of the same run
-_calling = threading.RLock()  # of the thread that is in a call: all pipelines of a process share its group
 
 
 @contextlib.contextmanager
@@ -69,14 +68,11 @@ class Membership:
         groups: Those of this rank with others that share a stage of the plan, or a parameter, by their workers.
         at: What is being done, for errors: in words, or what has words for it once it is asked.
         calls: The last calls that were compared with those of other ranks, which may ask for them.
-        number: How many this process has had before in runs of several ranks: the same on every rank.
         on_leaving: Called first when this process leaves the run, or drops a call that has failed.
 
     Raises:
         UsageError: fewer ranks than the plan needs, or a device that this rank has not.
     """
-
-    number = 0
 
     def __init__(self, plan: Plan, *, timeout_s: float, backend: Backend | None = None) -> None:
         self.at: object = "the start"
@@ -89,14 +85,12 @@ class Membership:
         self._left, self._settled = "", False
         self._stop: StopSignals | None = None
         self._thread = threading.get_ident()
-        self._shares_group = join_run(plan, timeout_s, backend)
+        self._owns_group = join_run(plan, timeout_s, backend)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self._calling = _calling if dist.is_initialized() else threading.RLock()
         self.worker: str | None = None
         self.device: torch.device
         if dist.is_initialized():
-            self.number = next(_count)
-            store = PrefixStore(f"pipeline {self.number}", group_store().clone())  # type: ignore[attr-defined]
+            store = PrefixStore(f"pipeline {next(_count)}", group_store().clone())  # type: ignore[attr-defined]
             self._watch = FailureWatch(store, self.name, ranks=self.world, connections=group_connections())
             self._watch.on_question = self._answer
             self._watch.doing = lambda: (str(self.at), awaited.get(self._thread, ""))
@@ -250,12 +244,10 @@ class Membership:
 
         Raises:
             WorkerError: another rank failed; the message has its error.
-            UsageError: this process has left the run, or another thread of it is in such a block.
+            UsageError: this process has left the run.
         """
         if self._left:
             raise UsageError(f"this pipeline has left its run: {self._left}", hint="make a new one")
-        if not self._calling.acquire(blocking=False):
-            self._refuse_thread(at)
         self.at = at
         self._thread = threading.get_ident()
         if self._watch is not None:
@@ -279,17 +271,6 @@ class Membership:
             if self._watch is not None:
                 self._watch.idle_since = time.monotonic()
                 self._watch.busy_since = None
-            self._calling.release()
-
-    def _refuse_thread(self, at: str) -> NoReturn:
-        """Messages go by the order of calls: two threads at once would take each other's. The other one goes on."""
-        error = UsageError(
-            f"thread {threading.current_thread().name!r} came to {at} while another thread is in a call of a pipeline",
-            hint="one thread at a time calls methods of pipelines, the same ones in the same order on every rank",
-        )
-        if self._watch is not None and not self._settled:
-            self._watch.report(at, error)
-        raise error
 
     def blame(self, rank: int, error: UsageError) -> None:
         """Tell the others of an error that a rank has made, though this one has found it."""
@@ -385,7 +366,7 @@ class Membership:
 
     def close(self, *, check: Callable[[], None]) -> None:
         """Leave the run, together with the other ranks; one that has failed leaves alone."""
-        goodbye = farewell() if self._shares_group else None
+        goodbye = farewell() if self._owns_group else None
         if goodbye is not None:
             with self.guarded("the end of the run"):
                 check()
@@ -408,9 +389,9 @@ class Membership:
             self._stop.close()
         if self.on_leaving is not None:
             self.on_leaving()
-        if self._shares_group:
+        if self._owns_group:
             leave_group()
-            self._shares_group = False
+            self._owns_group = False
         if self.transport is not None:
             self._left = why
             self.transport.close(failed=failed)

@@ -16,7 +16,7 @@ from assigner.launch.launcherwatch import end_with_launcher
 from assigner.location import Location
 from assigner.machine.launchedrank import launched
 from assigner.runtime.messages.nccl import check_workers, use_many_queues
-from assigner.runtime.messages.rendezvous import all_gather, check_backend, join_group, leave_group, share_group
+from assigner.runtime.messages.rendezvous import all_gather, check_backend, join_group, leave_group
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
@@ -51,9 +51,8 @@ def join_run(plan: Plan, timeout_s: float, backend: Backend | None = None) -> bo
     check_backend(backend)
     check_workers(plan, backend)
     end_with_launcher(joins=True)  # also where the user's code has made the process group
-    if dist.is_initialized():
-        shares = share_group()
-    else:
+    made = False
+    if not dist.is_initialized():
         place = launched()
         if place is None and plan.world_size == 1:
             return False
@@ -63,15 +62,15 @@ def join_run(plan: Plan, timeout_s: float, backend: Backend | None = None) -> bo
                 hint="assigner run PLAN -- SCRIPT starts them on this host; torchrun, mpirun or srun on several",
             )
         join_group(place, timeout_s)
-        shares = True
+        made = True
     try:
         _check_alike(plan)
         check_world(plan)
     except (UsageError, WorkerError):
-        if shares:
+        if made:
             leave_group()
         raise
-    return shares
+    return made
 
 
 def executed(plan: Plan) -> dict[str, str]:
