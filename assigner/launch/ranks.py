@@ -129,11 +129,6 @@ class RanksAgent(LocalElasticAgent):
             causes, is_running=self._is_running, is_failing=lambda: others.failure is not None, notice=notice
         )
 
-    @property
-    def first_worker(self) -> str:
-        """The first one of this host."""
-        return f"worker:{min(each.global_rank for each in self.get_worker_group().workers)}"
-
     def start(self) -> None:
         """Start the ranks, and wait until all have ended.
 
@@ -253,9 +248,6 @@ def launch(
             try:
                 agent.start()
             except SignalException as error:
-                if others.failure is None:
-                    others.close()
-                    others.tell(HostFailure(agent.first_worker, f"was ended with its launcher by {error.sigval.name}"))
                 raise _ended_by_signal(error, others, agent.passing) from error
             except ChildFailedError as error:
                 others.close()  # the ranks of this host have ended

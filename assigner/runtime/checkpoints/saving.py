@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 
 from assigner.errors import UsageError
 from assigner.files import room_hint
+from assigner.machine.heap import return_free_pages
 from assigner.runtime.checkpoints.checkpoint import check_places, check_saved, extra_part, packed_state
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
 from assigner.runtime.checkpoints.shards import SAVE, nan_count, write_index, write_json, write_shard
@@ -81,6 +82,7 @@ class Saving:
 
     def _check(self) -> None:
         """Refuse before anything is written: what stands there, what cannot be kept, and what is not worth it."""
+        return_free_pages()  # copies come on top of what the heap keeps for the next step
         for name, tensor in self._share.state(kept=True).items():
             if isinstance(tensor, torch.nn.Parameter) and (count := nan_count(tensor)):
                 raise UsageError(

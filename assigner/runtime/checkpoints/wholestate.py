@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX, _IncompatibleKeys
 
 from assigner.errors import UsageError
+from assigner.machine.heap import return_free_pages
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.originals import unwatched
 from assigner.model.members import named_buffers, named_parameters
@@ -77,6 +78,7 @@ class WholeState:
 
     def _held(self) -> tuple[dict[str, torch.Tensor], PackedValue]:
         """What this rank has of the state, and what its modules say beside it."""
+        return_free_pages()  # copies come on top of what the heap keeps for the next step
         self.share.check_parameters()
         held = {name: tensor.detach() for name, tensor in {**self.share.unread.state(), **self.share.state()}.items()}
         for name, tensor in held.items():

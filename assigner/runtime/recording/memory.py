@@ -28,6 +28,8 @@ _RESET_PEAK = "5"  # Documentation/filesystems/proc.rst, clear_refs
 class MemoryGauge:
     """Reads what this process holds on a device, and the most that it has held since `reset_peak`."""
 
+    _earlier = 0  # bytes, of CPUs: the most until the kernel last forgot it, for all gauges of the process
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._peak_counts = False
@@ -50,21 +52,35 @@ class MemoryGauge:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             return
-        try:
-            Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
-            self._peak_counts = True
-        except OSError:
-            self._peak_counts = False
+        MemoryGauge._earlier = 0
+        self._forget()
 
     def peak(self) -> int | None:
         """Bytes at the peak since `reset_peak`; None: the system does not say."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
+        now = self.part_peak()
+        return None if now is None else max(now, self._earlier)
+
+    def begin_part(self) -> None:
+        """On a CPU: have `part_peak` count from now on; `peak` goes on."""
+        MemoryGauge._earlier = max(self._earlier, self.part_peak() or 0)
+        self._forget()
+
+    def part_peak(self) -> int | None:
+        """On a CPU: bytes at the peak since the last `begin_part` or `reset_peak`; None: the system does not say."""
         if not self._peak_counts:
             return None
         status = Path("/proc/self/status").read_text()
         kib = {name: int(number) for name, number in re.findall(r"^(\w+):\s+(\d+) kB$", status, re.MULTILINE)}
         return (kib["VmHWM"] - kib["RssFile"] - kib["RssShmem"]) * 1024  # the kernel's peak counts files' pages too
+
+    def _forget(self) -> None:
+        try:
+            Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+            self._peak_counts = True
+        except OSError:
+            self._peak_counts = False
 
     def close(self) -> None:
         """Let go of the system's file."""
@@ -87,7 +103,7 @@ class HeapRoom:
         self._before = self._gauge.held() or 0
         self._most = self._before + min(capacity_bytes, free)
         self._spare = max(0.0, capacity_bytes - peak_bytes) / 2
-        self._growth = peak_bytes  # until it is known
+        self._unknown = self._taken = peak_bytes  # until it is known
 
     def __enter__(self) -> None:
         """An action comes next: it may take as much as one did lately, and half of what the prediction has to spare.
@@ -95,14 +111,17 @@ class HeapRoom:
         What the first ones take nobody has seen: theirs is all that is predicted.
         """
         held = self._gauge.held() or 0
-        if held + max(self._growth, self._spare) > self._most:
+        if held + max(self._taken, self._spare) > self._most:
             return_free_pages()
             held = self._gauge.held() or 0
         self._before = held
+        self._gauge.begin_part()
 
     def __exit__(self, *_: object) -> None:
-        """It has ended: the next one may take as much."""
-        self._growth = max((self._gauge.held() or 0) - self._before, _FADING * self._growth)
+        """It has ended: the next one may take as much, be it that it gave that back at once."""
+        most = self._gauge.part_peak()
+        taken = self._unknown if most is None else most - self._before
+        self._taken = max(taken, _FADING * self._taken)
 
 
 def settle_heap(peak_bytes: float, capacity_bytes: float, *, sharing: int = 1) -> HeapRoom | None:

@@ -136,6 +136,7 @@ class ReplicaOptions(StageOptions):
                 options = self._shared(members, number + len(found), range(len(self._intervals)), self.below_s)
                 if options:
                     found[members] = options
+        self._on.cache_clear()  # all candidates are there at once, and each has a table of every interval
         return found
 
     def _natural(self) -> list[tuple[int, ...]]:
