@@ -38,7 +38,7 @@ class Rank:
     transport, world, inputs_rank, targets_rank, targets_are_none = "there is one", 3, 0, 2, False
 
     def __init__(self, rank: int, *others: Rank, weighs: bool = False) -> None:
-        self.rank, self.number, self.weighs, self.at = rank, 0, weighs, ""
+        self.rank, self.weighs, self.at = rank, weighs, ""
         self.others = {each.rank: each for each in others}
         self.calls: tuple[CallSums, ...] = ()
         self.told: list[Any] = []

@@ -34,7 +34,7 @@ _LONGEST_S = 1e9
 
 
 def join_run(plan: Plan, timeout_s: float, backend: Backend | None = None) -> bool:
-    """Be part of the run's process group; True: `leave_group` gives that up, for the script has not made it itself.
+    """Be part of the run's process group; True: this call made it.
 
     A plan on one worker without a launcher runs in this process alone.
 

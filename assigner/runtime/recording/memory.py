@@ -103,7 +103,7 @@ class HeapRoom:
         self._before = self._gauge.held() or 0
         self._most = self._before + min(capacity_bytes, free)
         self._spare = max(0.0, capacity_bytes - peak_bytes) / 2
-        self._unknown = self._taken = peak_bytes  # until it is known
+        self._taken = peak_bytes  # by an action, at the most; until that is known
 
     def __enter__(self) -> None:
         """An action comes next: it may take as much as one did lately, and half of what the prediction has to spare.
@@ -119,9 +119,8 @@ class HeapRoom:
 
     def __exit__(self, *_: object) -> None:
         """It has ended: the next one may take as much, be it that it gave that back at once."""
-        most = self._gauge.part_peak()
-        taken = self._unknown if most is None else most - self._before
-        self._taken = max(taken, _FADING * self._taken)
+        if (most := self._gauge.part_peak()) is not None:
+            self._taken = max(most - self._before, _FADING * self._taken)
 
 
 def settle_heap(peak_bytes: float, capacity_bytes: float, *, sharing: int = 1) -> HeapRoom | None:
