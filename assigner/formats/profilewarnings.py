@@ -131,15 +131,18 @@ def _spreads(profile: Profile) -> Iterator[str]:
 
 
 def busy_text(profile: Profile) -> str | None:
-    """Where and how much other programs disturbed the measurement; None: nowhere by much."""
+    """Where and how much others disturbed the measurement, and whether that of messages alone; None: nowhere much."""
     shares: dict[int, float] = defaultdict(float)
-    found = [(each.worker, each.starved) for each in profile.measurements]
-    found += [(end, link.starved) for link in profile.links for end in (link.source, link.target)]
-    found += [(name, each.starved) for each in profile.collectives for name in each.workers]
-    for worker, starved in found:
+    computing = [(each.worker, each.starved) for each in profile.measurements]
+    messages = [(end, link.starved) for link in profile.links for end in (link.source, link.target)]
+    messages += [(name, each.starved) for each in profile.collectives for name in each.workers]
+    for worker, starved in computing + messages:
         shares[profile.worker[worker].rank] = max(shares[profile.worker[worker].rank], starved)
     told = starved_text(shares)
-    return None if told is None else f"measured on a busy machine: {told}"
+    if told is None:
+        return None
+    beside = max((starved for _, starved in computing), default=0.0) < NOTICED
+    return f"measured on a busy machine: {told}{', while links and all-reduces were measured' if beside else ''}"
 
 
 def starved_text(shares: Mapping[int, float]) -> str | None:
