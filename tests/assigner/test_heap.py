@@ -11,43 +11,54 @@ import pytest
 
 ROUNDS = """
 import contextlib
+import os
 import resource
 import sys
 import numpy as np
 from assigner.runtime.recording.memory import settle_heap
 
-room = settle_heap(*map(float, sys.argv[1:] or (0, 0)))
-for _ in range(30):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    with room or contextlib.nullcontext():
-        held = [np.ones(1 << 17) for _ in range(100)]
-    del held
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+def faults(peak_bytes, capacity_bytes):
+    room = settle_heap(peak_bytes, capacity_bytes)
+    for _ in range(30):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        with room or contextlib.nullcontext():
+            held = [np.ones(1 << 17) for _ in range(100)]
+        del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+for room in sys.argv[1:]:
+    if os.fork() == 0:
+        print(faults(*map(float, room.split(","))), flush=True)
+        os._exit(0)
+    os.wait()
 """
+"""For each room of PEAK,CAPACITY what a process takes anew, forked from one that has torch."""
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than glibc")
 @pytest.mark.parametrize(
-    ("users", "room", "fresh"),
+    ("users", "rooms"),
     [
-        ({}, (), False),
-        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, (), True),
-        ({}, (150 << 20, 263 << 20), False),
-        ({}, (150 << 20, 230 << 20), False),
-        ({}, (150 << 20, 190 << 20), True),
-        ({}, (150 << 20, 155 << 20), True),
+        ({}, {(0, 0): False, (150, 263): False, (150, 230): False, (150, 190): True, (150, 155): True}),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, {(0, 0): True}),
     ],
+    ids=["as it is", "the user says how much"],
 )
 def test_freed_memory_is_kept_where_there_is_room_unless_the_user_says_otherwise(
-    users: dict[str, str], room: tuple[int, ...], fresh: bool
+    users: dict[str, str], rooms: dict[tuple[int, int], bool]
 ) -> None:
     """100 MiB that are freed and taken again: their 25,600 pages are the same ones, or the system's.
 
     They are kept where as much once more has room beside them, once it is known what an action takes.
+
+    Args:
+        users: Variables.
+        rooms: A worker's peak and capacity in MiB, and whether the pages are the system's.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
-        [sys.executable, "-c", ROUNDS, *map(str, room)],
+        [sys.executable, "-c", ROUNDS, *(f"{peak << 20},{capacity << 20}" for peak, capacity in rooms)],
         env={**environment, **users}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert (int(done.stdout) > 12_800) is fresh
+    fresh = [int(faults) > 12_800 for faults in done.stdout.splitlines()]
+    assert dict(zip(rooms, fresh, strict=True)) == rooms
