@@ -75,7 +75,7 @@ class Verdict:
     Args:
         kind: One of WORST.
         words: The error's, or what differs first.
-        inherent: Plain torch over the micro-batches differs from plain torch over the whole batch.
+        inherent: Plain torch over the micro-batches differs from plain torch over the whole batch, where that was seen.
         lost: Names of state that plain training changed, and that this rank does not hold.
     """
 
@@ -360,10 +360,11 @@ class Judge:
         case: The case.
         timeout_s: How long a rank waits for another one in the pipeline.
         spares: It is evaluated only where that is something else than training: it takes a capture of its own.
+        tells: Verdicts say whether plain torch over micro-batches differs, also of a case that declares it equal.
     """
 
-    def __init__(self, case: Case, timeout_s: float = 30.0, *, spares: bool = False) -> None:
-        self.case, self._spares = case, spares
+    def __init__(self, case: Case, timeout_s: float = 30.0, *, spares: bool = False, tells: bool = False) -> None:
+        self.case, self._spares, self._tells = case, spares, tells
         self._timeout_s = timeout_s
         self._found: tuple[Workload, PartitionGraph] | None = None
         self._refused: AssignerError | None = None
@@ -401,7 +402,7 @@ class Judge:
         inherent, lost, found = False, (), ""
         try:
             record = whole
-            if setting.micro_batches > 1:
+            if setting.micro_batches > 1 and (self.case.inherent or self._tells):
                 record = self._record(setting.micro_batches, setting.device(0))
                 inherent = not self.case.random and unlike(record, whole, self.case.tolerance)
                 if not self.case.inherent:

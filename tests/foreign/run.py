@@ -55,7 +55,7 @@ def work(cases: list[Case], given: list[Setting], folder: Path, rank: int, patie
     """A rank's verdicts, a line each."""
     with (folder / f"{rank}.jsonl").open("a") as lines:
         for each in cases:
-            judge = Judge(each, patience_s / 4)  # a rank that waits in vain says so before its launcher ends it
+            judge = Judge(each, patience_s / 4, tells=True)  # who waits in vain says so before the launcher ends it
             for setting in given:
                 line = {"case": each.name, "setting": asdict(setting), **asdict(judge.verdict(setting))}
                 lines.write(json.dumps(line) + "\n")
