@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from kept import kept
 from torch import nn
-from workloads import WIDTH, Reference, graph_of, make_plan, numbers, pairs, sgd, skips
+from workloads import WIDTH, Reference, captured, graph_of, make_plan, numbers, pairs, recurrent, sgd, skips
 
 from assigner import Pipeline
 from assigner.model.workload import Workload
@@ -63,6 +63,12 @@ def mixing(name: str) -> Workload:
 
 
 NAMES = ("tuple", "dict", "covariance")
+
+
+def capture_all() -> None:
+    """The graphs that several ranks need."""
+    for made in (*map(mixing, NAMES), recurrent()):
+        captured(made)
 
 
 def differences(name: str, ranks: Sequence[int], *, micro_batches: int, **options: Any) -> dict[str, float]:

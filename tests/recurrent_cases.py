@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from kept import kept
 from torch import nn
 from torch.utils import _pytree as pytree
-from workloads import TOKENS, WIDTH, Reference, sgd, workload
+from workloads import TOKENS, WIDTH, Reference, captured, sgd, workload
 
 from assigner.model.workload import call_arguments
 
@@ -88,6 +88,12 @@ def feedback() -> Workload:
         loss=lambda made, wanted: F.mse_loss(made["scores"], wanted), optimizer=sgd, rows=ROWS,
     )  # fmt: skip
     return replace(made, carried={"memory": "memory"})
+
+
+def capture_all() -> None:
+    """The graphs that several ranks need."""
+    for made in (feedback(), words()):
+        captured(made)
 
 
 class PlainLoop(Reference):

@@ -17,7 +17,8 @@ EXACT = 1e-9
 @pytest.fixture(scope="module")
 def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank of tests/runs/recurrence.py found."""
-    return forked.found("recurrence.py", tmp_path_factory.mktemp("recurrence"), ranks=2)
+    made = tmp_path_factory.mktemp("recurrence")
+    return forked.found("recurrence.py", made, ranks=2, before="recurrent_cases:capture_all")
 
 
 @pytest.mark.long
