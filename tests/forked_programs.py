@@ -1,6 +1,6 @@
 """Programs of Python that begin with torch imported: forked, each of them, from one process that has it.
 
-    with forked_programs(FOLDER) as bin: ...    bin/python and bin/assigner, in the place of the real ones
+    with forked_programs(SHARED, FOLDER) as bin: ...    bin/python and bin/assigner, in the place of the real ones
 
 To import torch and what it loads takes some seconds of each process, and to import assigner one more. Here one process,
 the server, has done that, and nothing else; `import assigner` does again what the package itself does then, by the
@@ -37,7 +37,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from forked_ranks import RARELY, end_after
+from forked_ranks import RARELY, deserted, end_after, shared_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,7 +58,6 @@ LAUNCHERS = {"run": 3, "bench": 9, "profile": 3}
 
 `bench` starts the ranks of each of its plans anew.
 """
-END_S = 300.0
 
 STUB = r"""#!{python} -IS
 import json, os, signal, socket, sys
@@ -87,31 +86,15 @@ sys.exit(code)
 
 
 @contextlib.contextmanager
-def forked_programs(folder: Path) -> Iterator[Path]:
-    """A folder with `python` and `assigner`, for as long as they are wanted."""
-    place, address = folder / "bin", folder / "socket"
-    place.mkdir()
-    for name, first in (("python", ""), ("assigner", "assigner")):
-        stub = place / name
-        stub.write_text(STUB.format(python=sys.executable, first=first, address=str(address)))
-        stub.chmod(0o755)
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(address))
-        listening.listen(64)
-        variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-        server = subprocess.Popen(
-            [sys.executable, __file__, str(listening.fileno())],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[listening.fileno()], env=variables,
-        )  # fmt: skip
-    try:
-        yield place
-    finally:
-        assert server.stdin is not None
-        server.stdin.close()
-        try:
-            server.wait(END_S)
-        finally:
-            server.kill()
+def forked_programs(shared: Path, folder: Path) -> Iterator[Path]:
+    """A folder with `python` and `assigner`, for as long as they are wanted; `shared`: the server's own."""
+    variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    with shared_server(shared, __file__, variables) as address:
+        for name, first in (("python", ""), ("assigner", "assigner")):
+            stub = folder / name
+            stub.write_text(STUB.format(python=sys.executable, first=first, address=address))
+            stub.chmod(0o755)
+        yield folder
 
 
 def become(asked: dict[str, Any], files: Sequence[int], *, session: bool) -> None:
@@ -300,10 +283,10 @@ def measure_briefly() -> None:
 
 
 class Server:
-    """Forks programs until its standard input ends."""
+    """Forks programs until there is nobody left."""
 
-    def __init__(self, listening: socket.socket) -> None:
-        self._listening = listening
+    def __init__(self, listening: socket.socket, folder: Path) -> None:
+        self._listening, self._folder = listening, folder
         self._ready = selectors.DefaultSelector()
         self._running: dict[int, socket.socket] = {}
         self._ended, wake = os.pipe()
@@ -325,9 +308,10 @@ class Server:
                         os.read(self._ended, 4096)
                     self._bury()
                 elif key.fileobj == 0:
-                    for pid in self._running:
-                        os.kill(pid, signal.SIGKILL)
-                    return
+                    if deserted(self._folder):
+                        for pid in self._running:
+                            os.kill(pid, signal.SIGKILL)
+                        return
                 else:
                     self._pass_on(key.data)
 
@@ -378,10 +362,12 @@ class Server:
                     asked.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def main(listening: int) -> None:
-    """Import what takes long, and serve."""
+def main(listening: int, folder: Path) -> None:
+    """Import what takes long, and serve, in the background."""
     import gc
 
+    if os.fork():
+        os._exit(0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.set_threshold(*RARELY)
     for name in LOADED:
@@ -393,8 +379,8 @@ def main(listening: int) -> None:
                 importlib.import_module(each.name)
     gc.collect()
     gc.freeze()  # programs share these objects with the server: to collect them would copy them all
-    Server(socket.socket(fileno=listening)).serve()
+    Server(socket.socket(fileno=listening), folder).serve()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), Path(sys.argv[2]))

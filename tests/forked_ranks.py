@@ -1,25 +1,29 @@
 """Ranks forked from one process that has imported torch and captured the usual models: a run costs forks, no imports.
 
-    python tests/forked_ranks.py
+    with forked_ranks(SHARED, FOLDER) as ranks: ...
 
-Reads runs as lines of JSON from its standard input and answers each, when all of its ranks have ended, with a line of
-their exit codes. A run has a process between: it keeps the run's store, as torchrun's agent does, and ends what has not
-ended in time. Each rank is a process of its own, which no other run has used: it begins as `python SCRIPT WORDS` would,
-and may fail, hang or be killed.
+One server is there for all processes of a run of the tests (`shared_server`), with a process for each: that reads runs
+as lines of JSON, and answers each, when all of its ranks have ended, with a line of their exit codes. A run has a
+process between: it keeps the run's store, as torchrun's agent does, and ends what has not ended in time. Each rank is a
+process of its own, which no other run has used: it begins as `python SCRIPT WORDS` would, and may fail, hang or be
+killed.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
 import os
 import random
 import runpy
+import selectors
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -82,12 +86,67 @@ def cases_of(request: pytest.FixtureRequest, name: str) -> list[str]:
     return list(dict.fromkeys(call.params[name] for call in calls if name in call.params))
 
 
-class ForkedRanks:
-    """A server, started by the first run; runs come one after another."""
+@contextlib.contextmanager
+def shared_server(folder: Path, script: str, environment: dict[str, str]) -> Iterator[str]:
+    """The socket of a server that all processes of a run of the tests have: the first one starts it.
 
-    def __init__(self, folder: Path) -> None:
+    Each holds an end of the pipe that is the server's standard input, and it ends when nobody does.
+
+    Args:
+        folder: The same one for all of them.
+        script: Called with the socket's number and the folder; it goes on in the background.
+        environment: Of the server.
+    """
+    folder.mkdir(exist_ok=True)
+    pipe, address = folder / "users", folder / "socket"
+    with locked(folder):
+        try:
+            mine = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody reads it, or it is not there
+            for each in (pipe, address):
+                each.unlink(missing_ok=True)
+            os.mkfifo(pipe)
+            read = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+            mine = os.open(pipe, os.O_WRONLY)
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind(str(address))
+                listening.listen(64)
+                subprocess.run(
+                    [sys.executable, script, str(listening.fileno()), folder], stdin=read, stdout=subprocess.DEVNULL,
+                    pass_fds=[listening.fileno()], env=environment, check=True,
+                )  # fmt: skip
+            os.close(read)
+    try:
+        yield str(address)
+    finally:
+        os.close(mine)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Nobody comes to a server, and none ends, meanwhile."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def deserted(folder: Path) -> bool:
+    """Whether nobody holds the other end of a server's standard input any more; that is closed then."""
+    with locked(folder):
+        try:
+            os.read(0, 1)  # nothing is ever written
+        except BlockingIOError:
+            return False
+        os.close(0)
+        return True
+
+
+class ForkedRanks:
+    """A connection to the server; runs come one after another."""
+
+    def __init__(self, folder: Path, server: socket.socket) -> None:
         self._folder, self._runs = folder, 0
-        self._server: subprocess.Popen[str] | None = None
+        self._server, self._answers = server, server.makefile()
 
     def found(self, script: str, folder: Path, *words: str, ranks: int, before: str = "") -> list[Any]:
         """What each rank of a script has written to FOLDER/RANK.json, FOLDER being the script's first word."""
@@ -135,41 +194,31 @@ class ForkedRanks:
         return [End(code, *texts) for code, texts in zip(codes, written, strict=True)]
 
     def _ask(self, run: Run) -> list[int]:
-        if self._server is None:
-            environment = {name: each for name, each in os.environ.items() if name not in torchruns(0, 1, 0)}
-            self._server = subprocess.Popen(
-                [sys.executable, Path(__file__)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env={**environment, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(asdict(run)) + "\n")
-        self._server.stdin.flush()
-        late = threading.Timer(run.timeout_s + ANSWER_S, self._server.kill)
-        late.start()
-        answer = self._server.stdout.readline()
-        late.cancel()
-        assert answer, f"the server of ranks has ended, with {self._server.wait()}"
+        self._server.settimeout(run.timeout_s + ANSWER_S)
+        self._server.sendall(json.dumps(asdict(run)).encode() + b"\n")
+        answer = self._answers.readline()
+        assert answer, "the server of ranks has ended"
         codes: list[int] = json.loads(answer)
         return codes
 
-    def close(self) -> None:
-        """Let the server end."""
-        if self._server is not None:
-            try:
-                self._server.communicate(timeout=ANSWER_S)
-            finally:
-                self._server.kill()
-
 
 @contextlib.contextmanager
-def forked_ranks(folder: Path) -> Iterator[ForkedRanks]:
-    """A server for as long as it is wanted."""
-    made = ForkedRanks(folder)
-    try:
-        yield made
-    finally:
-        made.close()
+def forked_ranks(shared: Path, folder: Path) -> Iterator[ForkedRanks]:
+    """A server for as long as it is wanted.
+
+    Args:
+        shared: The server's own folder.
+        folder: Where runs leave what they write.
+    """
+    environment = {name: each for name, each in os.environ.items() if name not in torchruns(0, 1, 0)}
+    with (
+        shared_server(shared, __file__, {**environment, "OMP_NUM_THREADS": "1"}) as address,
+        socket.socket(socket.AF_UNIX) as server,
+    ):
+        server.connect(address)
+        made = ForkedRanks(folder, server)
+        with made._answers:
+            yield made
 
 
 def become(run: Run, n: int) -> None:
@@ -272,25 +321,48 @@ def prepare() -> None:
     gc.freeze()  # ranks share these objects with the server: to collect them at their end would copy them all
 
 
-def serve() -> None:
-    """Answer runs until there are no more."""
+def serve(listening: socket.socket, folder: Path) -> None:
+    """Fork a process for each connection, until there is nobody left."""
     prepare()
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            null, answers = os.open(os.devnull, os.O_RDWR), os.dup(1)
-            os.dup2(null, 0)
-            os.dup2(null, 1)
-            codes = launch(Run(**json.loads(line)))
-            os.write(answers, f"{json.dumps(codes)}\n".encode())
-            os._exit(0)
-        status = os.waitpid(child, 0)[1]
-        assert status == 0, f"a run's own process has ended with {os.waitstatus_to_exitcode(status)}"
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those processes
+    with selectors.DefaultSelector() as ready:
+        for each in (listening, 0):
+            ready.register(each, selectors.EVENT_READ)
+        while True:
+            for key, _ in ready.select():
+                if key.fileobj == 0:
+                    if deserted(folder):
+                        return
+                    continue
+                asking, _ = listening.accept()
+                if os.fork() == 0:
+                    ready.close()
+                    listening.close()
+                    os.dup2(1, 0)  # neither is anything
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    answer(asking)
+                    os._exit(0)
+                asking.close()
+
+
+def answer(asking: socket.socket) -> None:
+    """Do the runs of one connection, until there are no more."""
+    with asking.makefile() as lines:
+        for line in lines:
+            child = os.fork()
+            if child == 0:
+                codes = launch(Run(**json.loads(line)))
+                asking.sendall(f"{json.dumps(codes)}\n".encode())
+                os._exit(0)
+            status = os.waitpid(child, 0)[1]
+            assert status == 0, f"a run's own process has ended with {os.waitstatus_to_exitcode(status)}"
 
 
 if __name__ == "__main__":
+    if os.fork():
+        os._exit(0)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
     sys.path[1:1] = [str(TESTS), str(TESTS.parent)]
     from forked_ranks import serve as serve_as_a_module  # __main__ will be the scripts'
 
-    serve_as_a_module()
+    serve_as_a_module(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))
