@@ -18,16 +18,19 @@ DEMO_PLANS := single pipeline plan
 
 .PHONY: demo test test-all other-torch test-other-torch gpu lint types docs clean
 
-# What the program needs, and in TOOLS what its tests, checks and documentation need.
-$(READY): pyproject.toml constraints.txt
+# What the program needs, and in TOOLS what its tests, checks and documentation need as well.
+.venv/.torch: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch numpy
+	touch .venv/.torch
+
+$(READY): .venv/.torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	touch $(READY)
 
-$(TOOLS): $(READY)
+$(TOOLS): .venv/.torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $(TOOLS)
+	touch $(READY) $(TOOLS)
 
 demo: $(READY)
 	mkdir -p demo
