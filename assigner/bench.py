@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner.errors import AssignerError
+from assigner.formats.document import UnknownFieldWarning
 from assigner.formats.plan import load_plan
 from assigner.launch.failurereport import tell
 from assigner.model.workload import load_workload
@@ -27,7 +29,8 @@ def train(plan: Path, trace: Path, *, steps: int, warm_up: int) -> None:
     Raises:
         AssignerError: the workload cannot be loaded, does not fit the plan, or another rank failed.
     """
-    found = load_plan(plan)
+    with warnings.catch_warnings(action="ignore", category=UnknownFieldWarning):  # the command has said that
+        found = load_plan(plan)
     workload = load_workload(found.workload.entry)
 
     def step(number: int) -> None:

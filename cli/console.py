@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from assigner.formats.document import UnknownFieldWarning
 from assigner.formatting import LONGEST, printable
 
 if TYPE_CHECKING:
@@ -105,6 +106,24 @@ def under_way(doing: str) -> Iterator[None]:
     watched = terminal.status(doing, spinner="line") if draws_progress(terminal) else nullcontext()
     with watched, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def warnings_told() -> Iterator[None]:
+    """Within the block a line tells what a file has that is no field of its format, once; others are as ever."""
+    told = set[str]()
+    with warnings.catch_warnings():
+        before = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if not issubclass(category, UnknownFieldWarning):
+                before(message, category, *place, **more)
+            elif str(message) not in told:
+                told.add(str(message))
+                notice(f"warning: {message}")
+
+        warnings.showwarning = show
         yield
 
 

@@ -89,6 +89,7 @@ class Commands(Helped, TyperGroup):
         found = super().resolve_command(ctx, args)
         waits = found[0] in _WAITING and launched_rank() is None
         ctx.with_resource(raised(("SIGINT", "SIGTERM") if waits else ("SIGINT",)))
+        ctx.with_resource(console.warnings_told())
         return found
 
     def invoke(self, ctx: Any) -> Any:

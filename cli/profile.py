@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -11,6 +12,7 @@ import typer
 
 from assigner.errors import MeasurementError, UsageError
 from assigner.files import entry_file, refuse_existing, refuse_input
+from assigner.formats.document import UnknownFieldWarning
 from assigner.launch.launcherwatch import end_with
 from assigner.launch.stopping import SignalledExit
 from assigner.machine.launchedrank import launched
@@ -183,7 +185,8 @@ def _check_before(
 
     if not files.only:
         refuse_existing(files.path, force=files.force)
-    others = _load([*files.others, *([files.path] if files.only else [])])
+    with warnings.catch_warnings(action="ignore", category=UnknownFieldWarning):  # rank 0 reads them too, and says that
+        others = _load([*files.others, *([files.path] if files.only else [])])
     with console.prints_aside():
         workload = load_workload(entry)
         check_sizes(workload, options.micro_batches)

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,9 +40,12 @@ def run_command(
     At its end it says how long a step with its update took, beside the prediction. Settings may come from the
     environment (ASSIGNER_RUN_THREADS=4) and from a TOML file; a flag counts for more.
     """
+    from assigner.formats.document import UnknownFieldWarning
     from assigner.formats.plan import load_plan
 
-    loaded = load_plan(plan)
+    with warnings.catch_warnings(action="ignore", category=UnknownFieldWarning):  # rank 0 reads it too, and says that
+        loaded = load_plan(plan)
+    console.quieten_torch()
     where = layout(
         loaded, ranks=ranks, nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
     )
@@ -54,7 +58,6 @@ def run_command(
         )
     program = [sys.executable, "-u", *command] if script.suffix == ".py" else list(command)
     _tell_idle(loaded, where)
-    console.quieten_torch()
     from assigner.launch.ranks import launch
     from assigner.machine.starvation import NOTICED, RanksWatch
 

@@ -21,13 +21,13 @@ def json_schema(kind: Kind) -> dict[str, Any]:
     from assigner.formats import plan, profile, trace
     from assigner.formats.document import schema
 
-    document, majors = {
-        "profile": (profile.Profile, (profile.MAJOR,)),
-        "plan": (plan.Plan, plan.MAJORS),
-        "trace": (trace.Trace, (trace.MAJOR,)),
+    document, versions = {
+        "profile": (profile.Profile, profile.VERSIONS),
+        "plan": (plan.Plan, plan.VERSIONS),
+        "trace": (trace.Trace, trace.VERSIONS),
     }[kind]
-    rules = schema(document)
-    known = str(majors[0]) if len(majors) == 1 else f"[{''.join(map(str, majors))}]"
+    rules, majors = schema(document), [version.partition(".")[0] for version in versions]
+    known = majors[0] if len(majors) == 1 else f"[{''.join(majors)}]"
     head = {"kind": {"const": kind}, "format_version": {"type": "string", "pattern": rf"^{known}\.[0-9]+$"}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -13,15 +13,18 @@ import json
 import math
 import re
 import types
+import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from assigner.errors import FormatError
 from assigner.files import put, read_text
 from assigner.formats.terms import MOST_ROWS
+from assigner.formatting import LONGEST, meant, printable
+from assigner.machine.launchedrank import launched_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 T = TypeVar("T")
@@ -36,6 +39,10 @@ _LEAST = 1e-200
 _EXACT = 2**53
 _DEEPEST = 20
 """Objects and lists in each other, in a field that may hold anything."""
+
+
+class UnknownFieldWarning(UserWarning):
+    """A file has a field that its format has not, and that is no later one's: a name is misspelt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,6 +280,30 @@ def schema(hint: Any) -> dict[str, Any]:
     return {"anyOf": [rule, {"type": "null"}]} if optional else rule
 
 
+@functools.cache
+def _holds_records(hint: Any) -> bool:
+    hint, _, _, origin, is_record = _taken_apart(hint)
+    return is_record or (origin is tuple and _holds_records(get_args(hint)[0]))
+
+
+def unknown_fields(hint: Any, value: Any, path: str = "") -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """What a parsed document has that is no field of `hint`, which `decode` leaves out.
+
+    Yields the path, the name that is its end, and the names of the fields that there are. What has another form than
+    `hint` is for `decode` to refuse.
+    """
+    hint, _, _, origin, is_record = _taken_apart(hint)
+    if is_record and isinstance(value, dict):
+        fields, begin = _fields(hint), f"{path}." if path else ""
+        yield from ((f"{begin}{name}", name, tuple(fields)) for name in value if name not in fields)
+        for name, (inner, _) in fields.items():
+            if _holds_records(inner):
+                yield from unknown_fields(inner, value.get(name), f"{begin}{name}")
+    elif origin is tuple and isinstance(value, list) and _holds_records(hint):
+        for n, each in enumerate(value):
+            yield from unknown_fields(get_args(hint)[0], each, f"{path}[{n}]")
+
+
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -282,8 +313,15 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read(path: Path, kind: type[T], *, name: str, majors: Sequence[int]) -> T:
+def read(path: Path, kind: type[T], *, name: str, versions: Sequence[str]) -> T:
     """Load and check one file, of a kind that its `kind` names and of a major format version that this program reads.
+
+    Args:
+        path: Where it is.
+        kind: What it holds.
+        name: The kind's, in the file and in messages.
+        versions: The newest minor version of each major one that this program reads. In a file of none that is newer,
+            fields that there are not are a mistake: an UnknownFieldWarning says so, once for the file.
 
     Raises:
         UsageError: the file is not there or cannot be read.
@@ -292,10 +330,21 @@ def read(path: Path, kind: type[T], *, name: str, majors: Sequence[int]) -> T:
     text = read_text(path, hint=f"is this the path of a {name} file?")
     document = parse_json(text, path, name=name)
     try:
-        _check_head(document, name=name, majors=majors)
-        return _of_version(decode(kind, document), document["format_version"])  # type: ignore[no-any-return]
+        is_known = _check_head(document, name=name, versions=versions)
+        found: T = _of_version(decode(kind, document), document["format_version"])
     except FormatError as error:
         raise FormatError(f"{path}: {error.message}", hint=error.hint) from error
+    if is_known and launched_rank() in (None, 0):
+        _tell_unknown([*unknown_fields(kind, document)], path, name)
+    return found
+
+
+def _tell_unknown(unknown: Sequence[tuple[str, str, Sequence[str]]], path: Path, name: str) -> None:
+    if unknown:
+        (where, field, known), *others = unknown
+        more = f"; so are {len(others)} more, as {others[0][0]}" if others else ""
+        told = f"{path}: {where} is no field of a {name}, and is left out ({meant(field, known, 'there are')}){more}"
+        warnings.warn(printable(told, most=LONGEST), UnknownFieldWarning, stacklevel=4)  # where it is loaded
 
 
 def parse_json(text: str, path: Path, *, name: str, hint: str | None = None) -> Any:
@@ -333,7 +382,8 @@ def other_kind(document: Any, expected: str) -> str:
     return f"kind: {shown(kind)} is not allowed; expected {expected}"
 
 
-def _check_head(document: Any, *, name: str, majors: Sequence[int]) -> None:
+def _check_head(document: Any, *, name: str, versions: Sequence[str]) -> bool:
+    """Whether all fields of the document's version are known; raise FormatError unless its major version is."""
     if not isinstance(document, dict):
         raise _bad("", document, "an object")
     if document.get("kind") != name:
@@ -341,12 +391,15 @@ def _check_head(document: Any, *, name: str, majors: Sequence[int]) -> None:
     version = document.get("format_version")
     parts = version.split(".") if isinstance(version, str) else []
     if len(parts) != 2 or not all(re.fullmatch("[0-9]{1,4}", part) for part in parts):
-        raise _bad("format_version", version, f'text such as "{majors[0]}.0"')
-    if int(parts[0]) not in majors:
+        raise _bad("format_version", version, f'text such as "{versions[0]}"')
+    newest = {major: int(minor) for major, _, minor in (each.partition(".") for each in versions)}
+    minor = newest.get(str(int(parts[0])))
+    if minor is None:
         raise FormatError(
-            f"format_version: {version} is not known; this program reads {' and '.join(f'{n}.x' for n in majors)}",
+            f"format_version: {version} is not known; this program reads {' and '.join(f'{n}.x' for n in newest)}",
             hint="use the assigner release that wrote the file, or write it again",
         )
+    return int(parts[1]) <= minor
 
 
 def _of_version(found: Any, version: str) -> Any:

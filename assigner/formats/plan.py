@@ -22,9 +22,9 @@ from assigner.formats.stage import MicroBatches, Replica, Stage, check_stages, s
 from assigner.formats.terms import Objective, Schedule
 from assigner.location import rank_of
 
-MAJORS = 1, 2
-"""A plan that a reader of format 1 would run wrongly is of format 2: several workers a stage, or listed orders."""
 _DIVIDED = "2.1"  # workers that divide an optimizer's state: a reader of 2.0 needs more memory, and trains the same
+VERSIONS = "1.0", _DIVIDED
+"""A plan that a reader of format 1 would run wrongly is of format 2: several workers a stage, or listed orders."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Plan(OnScreen):
     """
 
     kind: Literal["plan"] = "plan"
-    format_version: str = f"{MAJORS[0]}.0"
+    format_version: str = VERSIONS[0]
     created_at: str = ""
     tool_version: str = ""
     profile: ProfileReference | None = None
@@ -88,10 +88,10 @@ class Plan(OnScreen):
 
     def __post_init__(self) -> None:
         _check(self)
-        major = f"{MAJORS[self.is_replicated or bool(self.orders)]}."
+        major = "2." if self.is_replicated or self.orders else "1."
         if not self.format_version.startswith(major):
             object.__setattr__(self, "format_version", major + "0")
-        if self.is_divided and self.format_version == f"{MAJORS[1]}.0":
+        if self.is_divided and self.format_version == "2.0":
             object.__setattr__(self, "format_version", _DIVIDED)
 
     @cached_property
@@ -272,7 +272,7 @@ def load_plan(path: Path | str | None = None) -> Plan:
                 hint="start the script with assigner run PLAN -- SCRIPT, which sets it; or with ASSIGNER_PLAN=PLAN in"
                 " front of another launcher's command; or give load_plan a path",
             )
-    plan = read(Path(path), Plan, name="plan", majors=MAJORS)
+    plan = read(Path(path), Plan, name="plan", versions=VERSIONS)
     batch, fineness = plan.workload.batch_size, plan.workload.fineness
     obstacle, hint = (
         fineness.obstacle(plan.micro_batches, batch),

@@ -18,7 +18,7 @@ from assigner.machine.reference import ReferenceTimes
 if TYPE_CHECKING:
     from assigner.samples import Samples
 
-MAJOR = 1
+VERSIONS = ("1.5",)
 
 
 @dataclass(frozen=True)
@@ -402,7 +402,7 @@ class Profile(OnScreen):
     """
 
     kind: Literal["profile"] = "profile"
-    format_version: str = f"{MAJOR}.5"
+    format_version: str = VERSIONS[0]
     created_at: str = ""
     tool_version: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
@@ -460,7 +460,7 @@ def load_profile(path: Path | str) -> Profile:
         UsageError: the file cannot be read.
         FormatError: it is not a sound profile; the message names file, place, value and what is allowed.
     """
-    return read(Path(path), Profile, name="profile", majors=(MAJOR,))
+    return read(Path(path), Profile, name="profile", versions=VERSIONS)
 
 
 def save_profile(profile: Profile, path: Path | str, *, force: bool = False) -> None:

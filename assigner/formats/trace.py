@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
 
-MAJOR = 1
+VERSIONS = ("1.0",)
 
 WhatHappened = Literal[
     "step", "forward", "backward", "backward_input", "backward_weight", "send", "receive", "reduce", "update", "gather"
@@ -134,7 +134,7 @@ class Trace:
     """
 
     kind: Literal["trace"] = "trace"
-    format_version: str = f"{MAJOR}.0"
+    format_version: str = VERSIONS[0]
     created_at: str = ""
     tool_version: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
@@ -283,7 +283,7 @@ def load_trace(path: Path | str) -> Trace:
         UsageError: the file cannot be read.
         FormatError: it is not a sound trace; the message names file, place, value and what is allowed.
     """
-    return read(Path(path), Trace, name="trace", majors=(MAJOR,))
+    return read(Path(path), Trace, name="trace", versions=VERSIONS)
 
 
 def save_trace(trace: Trace, path: Path | str, *, force: bool = False) -> None:

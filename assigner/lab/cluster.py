@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.files import parse_toml, read_text
-from assigner.formats.document import Count, Range, check_unique, decode
+from assigner.formats.document import Count, Range, check_unique, decode, unknown_fields
 from assigner.machine.cgroup import allowed_cores, free_memory
 from assigner.machine.kernel import processor_model
 
@@ -127,30 +127,20 @@ def parse_cluster(text: str) -> Cluster:
         FormatError: as `load_cluster`, without the file's name.
     """
     document = parse_toml(text)
-    _refuse_unknown(document, Cluster, "")
+    for where, name, known in unknown_fields(Cluster, document):
+        near = get_close_matches(name, known, n=1)
+        raise FormatError(
+            f"{where}: unknown; a cluster file has {', '.join(known)} here",
+            hint=f"did you mean {near[0]}?" if near else "examples/clusters/README.md lists the fields",
+        )
     hosts = document.get("host")
     for n, host in enumerate(hosts if isinstance(hosts, list) else ()):
-        _refuse_unknown(host, Host, f"host[{n}].")
         if isinstance(host, dict) and host.get("name", "") == "":
             host["name"] = f"h{n}"
-    _refuse_unknown(document.get("rack_link"), RackLink, "rack_link.")
     if hosts is None:
         raise FormatError("host: missing", hint="each host is a table: [[host]], then its fields")
     found: Cluster = decode(Cluster, document)
     return found
-
-
-def _refuse_unknown(table: Any, kind: type, path: str) -> None:
-    if not isinstance(table, dict):
-        return  # decode says what is wrong with it
-    known = [field.name for field in fields(kind)]
-    for name in table:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            raise FormatError(
-                f"{path}{name}: unknown; a cluster file has {', '.join(known)} here",
-                hint=f"did you mean {near[0]}?" if near else "examples/clusters/README.md lists the fields",
-            )
 
 
 @dataclass(frozen=True)

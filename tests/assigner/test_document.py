@@ -10,7 +10,18 @@ from typing import Annotated, Literal
 import pytest
 
 from assigner.errors import FormatError, UsageError
-from assigner.formats.document import Count, Name, Range, Share, decode, encode, read, schema, write
+from assigner.formats.document import (
+    Count,
+    Name,
+    Range,
+    Share,
+    UnknownFieldWarning,
+    decode,
+    encode,
+    read,
+    schema,
+    write,
+)
 
 
 @dataclass(frozen=True)
@@ -89,14 +100,14 @@ def test_reading_names_the_file(tmp_path) -> None:
     for text, message in texts.items():
         path.write_text(text)
         with pytest.raises(FormatError, match=message) as error:
-            read(path, Tree, name="tree", majors=(1,))
+            read(path, Tree, name="tree", versions=("1.0",))
         assert str(path) in error.value.message
         assert error.value.exit_code == 5
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(FormatError, match="UTF-8"):
-        read(path, Tree, name="tree", majors=(1,))
+        read(path, Tree, name="tree", versions=("1.0",))
     with pytest.raises(UsageError, match="No such file") as missing:
-        read(tmp_path / "none.json", Tree, name="tree", majors=(1,))
+        read(tmp_path / "none.json", Tree, name="tree", versions=("1.0",))
     assert missing.value.exit_code == 2
 
 
@@ -104,7 +115,7 @@ def test_a_later_minor_version_is_read(tmp_path) -> None:
     """Any minor version of a known major is accepted."""
     path = tmp_path / "tree.json"
     path.write_text(json.dumps(GOOD | {"format_version": "1.7"}))
-    assert read(path, Tree, name="tree", majors=(1,)).size == 2
+    assert read(path, Tree, name="tree", versions=("1.0",)).size == 2
 
 
 def test_an_existing_file_is_replaced_only_with_force(tmp_path) -> None:
@@ -126,6 +137,28 @@ def test_a_write_that_fails_leaves_nothing(tmp_path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         write(path, Tree("tree", "1.0", 2, float("nan"), ()), force=False)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_field_that_there_is_not_is_told_of(tmp_path, monkeypatch) -> None:
+    """Once for the file, by rank 0 of a run, with its path and the name that is meant; a later version may have it."""
+    path = tmp_path / "tree.json"
+    good = {name: value for name, value in GOOD.items() if name != "later"}
+    wrong = good | {"leaves": [{"name": "a"}, {"name": "b", "shared": 0.5}], "notes": "x", "colour": 3}
+    path.write_text(json.dumps(wrong))
+    with pytest.warns(UnknownFieldWarning) as told:
+        assert read(path, Tree, name="tree", versions=("1.3",)).leaves[1] == Leaf("b")
+    assert [str(each.message) for each in told] == [
+        f"{path}: notes is no field of a tree, and is left out (did you mean note?); so are 2 more, as colour"
+    ]
+    path.write_text(json.dumps(good | {"leaves": wrong["leaves"]}))
+    with pytest.warns(UnknownFieldWarning, match=r"leaves\[1\]\.shared is no field .* \(did you mean share\?\)$"):
+        read(path, Tree, name="tree", versions=("1.3", "2.0"))
+    path.write_text(json.dumps(wrong | {"format_version": "1.4"}))
+    read(path, Tree, name="tree", versions=("1.3", "2.0"))
+    path.write_text(json.dumps(wrong))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    read(path, Tree, name="tree", versions=("1.3",))
 
 
 def test_the_schema_says_what_decode_checks() -> None:

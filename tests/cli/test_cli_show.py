@@ -222,3 +222,18 @@ def test_a_name_that_steers_the_terminal_is_refused(assigner, folder, profile, s
     result = assigner("show", "bad.json")
     assert (result.exit_code, result.stdout) == (5, "")
     assert r'bad.json: stages[0].partitions[0]: "p0\u001b[2J" is not allowed' in result.stderr
+
+
+@pytest.mark.filterwarnings("always::assigner.formats.document.UnknownFieldWarning")
+def test_a_misspelt_field_is_told_beside_the_result(assigner, folder):
+    """In one line, with the name that is meant; what is asked for as JSON is JSON."""
+    document = json.loads((folder / "solved.json").read_text())
+    document["stages"][0]["rematerialize"] = document["stages"][0].pop("rematerialise")
+    (folder / "solved.json").write_text(json.dumps(document))
+    for command in (["show"], ["simulate", "--profile", "profile.json"]):
+        result = assigner(*command, "solved.json", "--json")
+        assert json.loads(result.stdout)
+        told = [line for line in result.stderr.splitlines() if "rematerialize" in line]
+        said = "stages[0].rematerialize is no field of a plan, and is left out (did you mean rematerialise?)"
+        assert told == [f"warning: solved.json: {said}"]
+    assert "rematerialize" not in assigner("-q", "show", "solved.json").stderr
