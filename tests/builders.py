@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from assigner.formats.plan import Plan
@@ -17,6 +18,7 @@ from assigner.formats.profile import (
     WorkloadReference,
 )
 from assigner.formats.stage import Stage
+from assigner.location import rank_of
 from assigner.solver.problem.options import SolveOptions
 
 if TYPE_CHECKING:
@@ -108,12 +110,27 @@ def random_chain(seed: int, *, partitions: int, workers: int, tight: bool = Fals
     )  # fmt: skip
 
 
+def on_devices(profile: Profile, devices: Sequence[str]) -> Profile:
+    """The profile with its workers on these devices, which their names end with."""
+    workers = [
+        replace(each, name=f"worker:{n}/{devices[n]}", device=devices[n]) for n, each in enumerate(profile.workers)
+    ]
+    named = {each.name: worker.name for each, worker in zip(profile.workers, workers, strict=True)}
+    return replace(
+        profile,
+        workers=tuple(workers),
+        links=tuple(replace(each, source=named[each.source], target=named[each.target]) for each in profile.links),
+        measurements=tuple(replace(each, worker=named[each.worker]) for each in profile.measurements),
+    )
+
+
 def make_plan(profile: Profile, stages: Sequence[tuple[int, Sequence[str]]], *, micro_batches: int = 4) -> Plan:
     """A plan with stages as (rank, partition names), nothing rematerialised."""
     size = -(-profile.workload.batch_size // micro_batches)
+    named = {rank_of(each.name): each.name for each in profile.workers}
     return Plan(
         workload=profile.workload,
         micro_batches=micro_batches,
         micro_batch_size=size,
-        stages=tuple(Stage(worker_name(rank), tuple(names)) for rank, names in stages),
+        stages=tuple(Stage(named.get(rank, worker_name(rank)), tuple(names)) for rank, names in stages),
     )

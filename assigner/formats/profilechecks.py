@@ -51,12 +51,18 @@ def _check_workers(profile: Profile) -> None:
     """A rank has one device, and its name is that of a rank."""
     ranks: dict[int, str] = {}
     for n, worker in enumerate(profile.workers):
-        rank = Location.parse(worker.name, where=f"workers[{n}].name").rank
+        place = Location.parse(worker.name, where=f"workers[{n}].name")
         if not _DEVICE.fullmatch(worker.device):
             raise FormatError(f"workers[{n}].device: {worker.device!r} is unknown", hint="cpu, or cuda:N")
-        if ranks.setdefault(rank, worker.name) != worker.name:
+        if worker.device not in (place.device, place.device.partition(":")[0]):  # "cuda" may be any of them
             raise FormatError(
-                f"workers[{n}].name: {worker.name!r} and {ranks[rank]!r} have the same rank; a worker has one device",
+                f"workers[{n}].device: {worker.device!r} is not allowed; {worker.name!r} is on {place.device}",
+                hint="a worker's name ends with its device",
+            )
+        if ranks.setdefault(place.rank, worker.name) != worker.name:
+            raise FormatError(
+                f"workers[{n}].name: {worker.name!r} and {ranks[place.rank]!r} have the same rank; a worker has one"
+                " device",
                 hint="give each worker a rank of its own",
             )
 

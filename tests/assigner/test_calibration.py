@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from builders import make_plan, make_profile, worker_name
+from builders import make_plan, make_profile, on_devices, worker_name
 from drawn_plans import drawn
 from made_runs import run_in, slower_link, slower_worker, with_busy
 
@@ -143,8 +143,8 @@ def test_like_workers_that_were_not_traced_get_what_holds_for_their_kind() -> No
 
 def on(device: str, profile: Profile, *, share: float = 0.0) -> Profile:
     """The profile with workers of such a device and allocator."""
-    workers = (replace(each, device=device, allocator_share=share) for each in profile.workers)
-    return replace(profile, workers=tuple(workers))
+    made = on_devices(profile, [device] * len(profile.workers))
+    return replace(made, workers=tuple(replace(each, allocator_share=share) for each in made.workers))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.18])
@@ -152,7 +152,8 @@ def on(device: str, profile: Profile, *, share: float = 0.0) -> Profile:
 def test_memory_is_corrected_upwards_only(device: str, share: float) -> None:
     """A worker that held 5 MB more than predicted is predicted to hold them; one that held less is left alone."""
     profile = on(device, PROFILE, share=share)
-    trace = run_in(profile, PLAN)
+    plan = make_plan(profile, [(0, NAMES[:4]), (1, NAMES[4:8]), (2, NAMES[8:])], micro_batches=4)
+    trace = run_in(profile, plan)
     held = [worker.peak_bytes for worker in trace.workers]
     trace = replace(
         trace,
@@ -161,10 +162,10 @@ def test_memory_is_corrected_upwards_only(device: str, share: float) -> None:
             for worker, peak, more in zip(trace.workers, held, (5e6, -5e6, 0), strict=True)
         ),
     )
-    new = corrected(profile, PLAN, trace)
-    now = [worker_memory(CostModel(new), PLAN, worker).total for worker in PLAN.workers]
+    new = corrected(profile, plan, trace)
+    now = [worker_memory(CostModel(new), plan, worker).total for worker in plan.workers]
     assert now == pytest.approx([held[0] + 5e6, held[1], held[2]])
-    again = corrected(new, PLAN, trace)
+    again = corrected(new, plan, trace)
     assert [each.allocator_share for each in again.workers] == [each.allocator_share for each in new.workers]
     workspaces = [[each.workspace_bytes for each in found.measurements] for found in (again, new)]
     assert workspaces[0] == pytest.approx(workspaces[1])

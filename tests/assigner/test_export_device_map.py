@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from builders import make_plan, make_profile
+from builders import make_plan, make_profile, on_devices
 from torch import nn
 
 from assigner.errors import UsageError
@@ -18,17 +18,9 @@ NAMES = [f"p{n}" for n in range(4)]
 
 def on_one_host(devices, **changes):
     """A profile of four partitions whose workers are the given devices of one host, and a plan in halves."""
-    profile = make_profile(work=[1e-3] * 4, slowness=[1.0] * len(devices))
-    workers = tuple(
-        replace(worker, host="here", device=device, **changes)
-        for worker, device in zip(profile.workers, devices, strict=True)
-    )
-    return replace(profile, workers=workers), make_plan(profile, [(0, NAMES[:2]), (1, NAMES[2:])])
-
-
-def on_one_gpu(profile):
-    """The same with the second worker on the CPU."""
-    return replace(profile, workers=(profile.workers[0], replace(profile.workers[1], device="cpu")))
+    profile = on_devices(make_profile(work=[1e-3] * 4, slowness=[1.0] * len(devices)), devices)
+    profile = replace(profile, workers=tuple(replace(worker, host="here", **changes) for worker in profile.workers))
+    return profile, make_plan(profile, [(0, NAMES[:2]), (1, NAMES[2:])])
 
 
 class Net(nn.Module):
@@ -96,7 +88,8 @@ def test_what_accelerate_puts_on_one_device_at_first_is_noted():
     profile = replace(profile, partitions=parts, ties=(Tie("p0.weight", ("p0", "p3"), 2**20),))
     said = 'accelerate puts the whole model on cuda:0 at first, for the entry "": 3.00 MiB'
     assert f'{said}; dispatch_model(..., main_device="cuda:0") makes it that one' in device_map(plan, profile).notes
-    assert said in device_map(plan, on_one_gpu(profile)).notes
+    beside, other = on_one_host(["cuda:0", "cpu"])
+    assert said in device_map(other, replace(beside, partitions=parts, ties=profile.ties)).notes
     held = {"": PartitionContent(()), **{name: PartitionContent((f"net.{name}",)) for name in NAMES}}
     assert not any("at first" in note for note in device_map(plan, profile, held).notes)
     held["p0"] = PartitionContent(("net.p0",), ("net.position",))
@@ -181,7 +174,7 @@ def test_several_hosts_are_refused():
 def test_gpus_that_cannot_be_told_apart_are_refused():
     """Ranks that each saw one GPU call it cuda:0, whichever it is."""
     profile, plan = on_one_host(["cuda:0", "cuda:0"])
-    with pytest.raises(UsageError, match="worker:0/cpu and worker:1/cpu are all cuda:0"):
+    with pytest.raises(UsageError, match="worker:0/cuda:0 and worker:1/cuda:0 are all cuda:0"):
         device_map(plan, profile)
 
 

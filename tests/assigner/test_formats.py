@@ -131,6 +131,7 @@ def test_a_collective_that_cannot_be_is_refused(tmp_path, change: dict, message:
             r"links\[0\].points\[0\].bytes: 0.25 is not allowed",
         ),
         ("workers", {"device": "abacus"}, r"workers\[0\].device: 'abacus' is unknown"),
+        ("workers", {"device": "cuda:0"}, r"workers\[0\].device: 'cuda:0' is not allowed; 'worker:0/cpu' is on cpu"),
     ],
 )
 def test_what_contradicts_itself_or_is_no_measurement_is_refused(tmp_path, section, change, message) -> None:
