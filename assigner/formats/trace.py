@@ -283,7 +283,15 @@ def load_trace(path: Path | str) -> Trace:
         UsageError: the file cannot be read.
         FormatError: it is not a sound trace; the message names file, place, value and what is allowed.
     """
-    return read(Path(path), Trace, name="trace", versions=VERSIONS)
+    found = read(Path(path), Trace, name="trace", versions=VERSIONS)
+    for n, (start, end) in enumerate(found.spans):  # of a file alone: a prediction may take no time
+        if end <= start:
+            behind = ", behind the step before it" if n else ""
+            raise FormatError(
+                f"{path}: workers: step {n} takes no time: it ends at {end:g} s, and begins at {start:g} s{behind}",
+                hint="trace the run again: pipeline.trace(PATH)",
+            )
+    return found
 
 
 def save_trace(trace: Trace, path: Path | str, *, force: bool = False) -> None:

@@ -186,13 +186,19 @@ def agree(plan: Plan, profile: Profile, trace: Trace) -> Agreement:
     """Put a plan's prediction by a profile and a trace of its run side by side.
 
     Raises:
-        FormatError: the trace is of another plan or lacks a worker, or plan and profile do not fit together.
+        FormatError: the trace is of another plan, or lacks a worker or the forwards of a stage, or plan and profile do
+            not fit together.
     """
     check_same_plan(trace, plan)
     seen = observe(trace)
     missing = set(plan.workers) - set(seen.lead)
     if missing:
         raise FormatError(f"the trace says nothing of {min(missing)}", hint="trace the run on all its workers")
+    run = {stage for kind, stage, _ in seen.compute if kind is ActionKind.FORWARD}
+    if bare := set(range(len(plan.stages))) - run:
+        raise FormatError(
+            f"the trace has no forward of stages[{min(bare)}]", hint="trace the run again: pipeline.trace(PATH)"
+        )
     plan, cost = as_run(plan, trace), CostModel(profile)
     timeline = simulated(plan, cost)
     said, changed = observe(rehearsed(timeline, cost)), machines(profile, trace)

@@ -177,6 +177,15 @@ def test_a_trace_of_another_plan_is_refused() -> None:
         agree(PLAN, PROFILE, replace(trace, workers=(*trace.workers[:2], idle)))
 
 
+def test_a_trace_without_the_forwards_of_a_stage_is_refused() -> None:
+    """What it took was kept as it was predicted, and a profile corrected by the rest."""
+    trace = run_in(PROFILE, PLAN)
+    rest = tuple(each for each in trace.workers[1].actions if each.kind != "forward")
+    workers = (trace.workers[0], replace(trace.workers[1], actions=rest), trace.workers[2])
+    with pytest.raises(FormatError, match=r"the trace has no forward of stages\[1\]"):
+        agree(PLAN, PROFILE, replace(trace, workers=workers))
+
+
 def test_a_rehearsed_trace_is_a_sound_file(tmp_path) -> None:
     """It is written and read back as it was."""
     trace = run_in(PROFILE, PLAN)

@@ -113,6 +113,15 @@ def test_an_action_that_cannot_be_is_refused(action: TracedAction, message: str)
         make_trace(action)
 
 
+@pytest.mark.parametrize("second", [(0.2, 0.5), (1.25, 1.25)])
+def test_a_file_whose_step_takes_no_time_is_refused(second: tuple[float, float], tmp_path) -> None:
+    """Nothing can be compared with it, and nothing corrected by it; its steps may stand in a wrong order."""
+    workers = tuple(WorkerTrace(each, (step(0, 0.0, 1.25), step(1, *second)), 0.0, 0.0) for each in PLAN.workers)
+    save_trace(replace(GOOD, workers=workers), path := tmp_path / "trace.json")
+    with pytest.raises(FormatError, match=rf"trace\.json: workers: step 1 takes no time: it ends at {second[1]} s"):
+        load_trace(path)
+
+
 def test_updates_and_ties_are_of_no_stage() -> None:
     """What belongs to a whole worker has -1 for both numbers."""
     tie = replace(SEND, stage=-1, micro_batch=-1, message=TracedMessage("tie", "p1", 0, SECOND, 8.0))
