@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from free_ports import free_ports
 from workloads import make_plan, skips
 
 from assigner import save_plan
@@ -126,3 +128,30 @@ def test_a_run_leaves_nothing_in_the_temporary_folder(root: Path, programs: Path
         done = subprocess.run(words, env=environment, cwd=root, check=False, timeout=600)
         assert (done.returncode == 0) is (script == "pass")
         assert len(list(temporary.iterdir())) == left
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("host", [1, pytest.param(0, marks=pytest.mark.sweep)])
+def test_a_signal_to_one_hosts_launcher_is_told_on_the_other(
+    root: Path, programs: Path, tmp_path: Path, host: int
+) -> None:
+    """Its ranks, its host and the signal; that its rank was gone, cut off or stuck would send people elsewhere."""
+    words, names = command("run", root, tmp_path, programs)
+    hosts = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_ports(1)[0]), "--node-rank"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ASSIGNER_SECRET": "of the run"}
+    launchers = [
+        subprocess.Popen([*words[:3], *hosts, node, *words[3:]], stderr=subprocess.PIPE, text=True, env=environment)
+        for node in ("0", "1")
+    ]
+    try:
+        files = [tmp_path / name for name in names]
+        wait_until(lambda: all(file.exists() and file.read_text() for file in files), "no step")
+        launchers[host].terminate()
+        said = [launcher.communicate(timeout=600)[1] for launcher in launchers]
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+    assert launchers[host].returncode == 143
+    assert "error: ended by SIGTERM" in said[host]
+    told = rf"error: worker:{host}\S* .*was ended with its launcher, on \S+, by SIGTERM"
+    assert re.search(told, said[1 - host]), said[1 - host]

@@ -64,6 +64,7 @@ HASH_SEED = "PYTHONHASHSEED"
 _HEEDED = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _LOOK_S = 0.1
 _VOUCH_S = 5.0
+_TOUCH_S = 3600.0  # a cleaner waits for days
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class RanksAgent(LocalElasticAgent):
             ),
             no_logs,
         )
+        self._others, self._causes, self._touches_at = others, causes, 0.0
         self.done: set[int] = set()
         self.ended: set[int] = set()
         self._run_store = store
@@ -148,11 +150,22 @@ class RanksAgent(LocalElasticAgent):
         self.passing.begin()  # torch's own handlers are there now
         return started
 
+    def _invoke_run(self, *role: Any) -> RunResult:
+        try:
+            found: RunResult = super()._invoke_run(*role)
+        except SignalException as error:  # before the ranks are ended: others miss them at once
+            if self._others.failure is None:
+                ranks = [each.global_rank for each in self.get_worker_group().workers]
+                self._others.tell_signal(error.sigval.name, ranks)
+            raise
+        return found
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if (overdue := self.passing.overdue) is not None:
             raise SignalException("the ranks have not ended in time", sigval=overdue)
         self._note_done(worker_group)
         self._vouch(worker_group)
+        self._touch()
         found: RunResult = super()._monitor_workers(worker_group)
         return found
 
@@ -183,6 +196,15 @@ class RanksAgent(LocalElasticAgent):
                 self.done.add(rank)
                 with suppress(DistError), limited(self._run_store) as store:  # host 0 is gone: nobody hears it
                     tell_done(store, rank)
+
+    def _touch(self) -> None:
+        """No cleaner of temporary files (systemd-tmpfiles) shall take what is handed over for something left behind."""
+        if time.monotonic() < self._touches_at:
+            return
+        self._touches_at = time.monotonic() + _TOUCH_S
+        with suppress(OSError):  # it is gone already, which is told at the end
+            for path in (self._causes, *self._causes.iterdir()):
+                os.utime(path)
 
     def _vouch(self, worker_group: WorkerGroup) -> None:
         """Tell of the ranks that run; what is traced is stopped by a debugger alone, and goes on."""
@@ -248,14 +270,15 @@ def launch(
             try:
                 agent.start()
             except SignalException as error:
+                if others.failure is None:
+                    others.stay()
                 raise _ended_by_signal(error, others, agent.passing) from error
             except ChildFailedError as error:
                 others.close()  # the ranks of this host have ended
                 failed = _rank_failed(error, causes, agent.done, agent.ended)
-                rank, failure = error.get_first_failure()
-                others.tell(HostFailure(f"worker:{rank}", how_it_ended(failure.exitcode), failed.said))
+                others.tell(failed.failure)
                 raise failed from error
-        if not has_mark(causes):
+        if causes.is_dir() and not has_mark(causes):
             on_unused()
         if (caught := first_report(causes)) is not None:  # the ranks were silent for this one to say it
             notice(f"warning: all ranks ended well, and the script had caught an error that ended its run: {caught}")
@@ -330,18 +353,23 @@ def _rank_failed(
     if cause is not None and not cause.is_own and not cause.trace:  # its process is gone: this one knows how it ended
         lost = rank_name(cause.worker)
         if any(f"worker:{each}" == lost for each in done):
-            return RankFailedError(f"{lost} {LEFT}", 0, hint=LEFT_HINT)
+            return RankFailedError(HostFailure(lost, LEFT), 0, hint=LEFT_HINT)
         told = {each for each, one in error.failures.items() if (causes / report_name(one.pid)).exists()}  # is there
         gone = next((each for each in error.failures if f"worker:{each}" == lost and each not in ended | told), None)
         rank, failure, cause = (rank, failure, cause) if gone is None else (gone, error.failures[gone], None)
     if cause is None:
-        return RankFailedError(f"worker:{rank} {how_it_ended(failure.exitcode)}", failure.exitcode)
+        removed = f"{causes}, where ranks tell what went wrong, was removed while they ran: what they print counts"
+        ended_so = HostFailure(f"worker:{rank}", how_it_ended(failure.exitcode))
+        return RankFailedError(ended_so, failure.exitcode, hint=None if causes.is_dir() else removed)
+    worker, _, said = str(cause).partition(": ")  # nobody else: one that repeats it may be the first to end
+    codes = {f"worker:{each}": one.exitcode for each, one in error.failures.items()}
+    how = how_it_ended(codes[rank_name(worker)]) if rank_name(worker) in codes else "failed"
     hint = None if cause.hint is None else clean(cause.hint)
     if hint is None and cause.trace:
         kept = causes / f"{re.sub(r'[^a-z0-9]+', '-', cause.worker)}.txt"
         kept.write_text(cause.trace, encoding="utf-8")
         hint = f"{kept} has the traceback; -v shows it"
-    return RankFailedError(str(cause), cause.exit_code, hint=hint, trace=clean(cause.trace), is_told=True)
+    return RankFailedError(HostFailure(worker, how, said), cause.exit_code, hint=hint, trace=clean(cause.trace))
 
 
 def _ended_by_signal(error: SignalException, others: OtherHosts, passing: SignalPassing) -> BaseException:
@@ -366,15 +394,14 @@ class RankFailedError(WorkerError):
     A rank that says that it was used wrongly (2) or that files do not fit together (5) passes its code on.
 
     Args:
+        failure: The rank, how it ended, and what it has said, which needs no guess at why its process ended.
         rank_exit_code: What its process returned; negative: the signal that killed it.
-        is_told: The message is what a rank has said, and needs no guess at why its process ended.
     """
 
-    def __init__(
-        self, message: str, rank_exit_code: int, *, hint: str | None = None, trace: str = "", is_told: bool = False
-    ) -> None:
-        own = ended_hint(how_it_ended(rank_exit_code))
-        super().__init__(message, hint=hint or (None if trace or is_told else own))
-        self.trace, self.said = trace, message if is_told else ""
+    def __init__(self, failure: HostFailure, rank_exit_code: int, *, hint: str | None = None, trace: str = "") -> None:
+        own = None if failure.said else ended_hint(how_it_ended(rank_exit_code))
+        told = f": {failure.said}" if failure.said else f" {failure.how}"
+        super().__init__(f"{failure.worker}{told}", hint=hint or own)
+        self.failure, self.trace = failure, trace
         if rank_exit_code in (UsageError.exit_code, FormatError.exit_code):
             self.exit_code = rank_exit_code

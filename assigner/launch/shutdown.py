@@ -32,10 +32,10 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined] 
 from assigner.errors import UsageError, WorkerError
 from assigner.formats.document import Name
 from assigner.launch.limitedstore import LIMIT_S, limited, opened
-from assigner.launch.seal import read, seal_first, write
+from assigner.launch.seal import clean, read, seal_first, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -46,10 +46,12 @@ _FAILED = "assigner/host failed"
 _ENDED = "assigner/ended well"
 _DONE = "assigner/done"
 _RUNS = "assigner/runs"
+_SIGNALLED = "assigner/signalled"
 _STAY_S = 1.1  # more than two looks of the others
 _LOOK_S = 0.5
 _LEAVING_S = 0.005
 _GRACE_S = 3.0
+_TELL_S = 2.0  # a launcher that a signal ends has not much time
 _WRONG_S = 5.0  # a name server may be slow once
 _PAUSE_S = 0.5
 _POD = "KUBERNETES_SERVICE_HOST"
@@ -64,7 +66,7 @@ class HostFailure:
         said: The error that it has handed over to its launcher; empty: none.
     """
 
-    worker: Name
+    worker: str
     how: Name
     said: str = ""
 
@@ -92,6 +94,11 @@ def vouch(store: Store, rank: int, count: int) -> None:
 def vouched(store: Store, rank: int) -> int:
     """How often a rank's launcher has told that; 0: it tells of no rank, as torchrun."""
     return read(store, int, f"{_RUNS} {rank}") or 0
+
+
+def signalled(store: Store, rank: int) -> HostFailure | None:
+    """How a rank ends with its launcher, which a signal has ended, as that tells; None: it has told no such thing."""
+    return read(store, HostFailure, f"{_SIGNALLED} {rank}")
 
 
 def wait_for_name(name: str, *, source: str, limit_s: float) -> None:
@@ -161,7 +168,24 @@ class OtherHosts:
             return  # a launcher that is alone ends its ranks itself
         with suppress(DistError), limited(self.store) as store:  # host 0 is gone: nobody is left to hear it
             seal_first(store, _FAILED, failure)
-            time.sleep(_STAY_S if self._node == 0 else 0.0)
+        self.stay()
+
+    def tell_signal(self, name: str, ranks: Iterable[int]) -> None:
+        """A signal ends this launcher, and with it the ranks of this host: what the others tell is late for it.
+
+        Ranks that miss one of these learn why. No launcher ends for it: a signal to all leaves each host its time.
+        """
+        self._over.set()
+        if self._alone:
+            return
+        how = f"was ended with its launcher, on {clean(socket.gethostname())}, by {name}"
+        with suppress(DistError), limited(self.store, limit_s=_TELL_S) as store:
+            for rank in ranks:
+                write(store, f"{_SIGNALLED} {rank}", HostFailure(f"worker:{rank}", how))
+
+    def stay(self) -> None:
+        """What has just been told is read: host 0 keeps the store."""
+        time.sleep(_STAY_S if self._node == 0 and not self._alone else 0.0)
 
     def close(self) -> None:
         """Stop listening."""
@@ -171,7 +195,7 @@ class OtherHosts:
 
     def _listen(self) -> None:
         """End this launcher with SIGTERM, which ends its ranks, some time after another host has failed."""
-        failure = None
+        failure = keeper = None
         with limited(self.store) as store:
             while failure is None:
                 if self._over.wait(_LOOK_S):
@@ -180,8 +204,10 @@ class OtherHosts:
                     if read(store, bool, _ENDED):
                         return
                     failure = read_host_failure(store)
+                    keeper = signalled(store, 0) or keeper
                 except DistError:
-                    failure = HostFailure("worker:0", "is gone: host 0, which keeps the run's store, does not answer")
+                    gone = "is gone: host 0, which keeps the run's store, does not answer"
+                    failure = keeper or HostFailure("worker:0", gone)
         if not self._over.wait(_GRACE_S):
             self.failure = failure
             os.kill(os.getpid(), signal.SIGTERM)

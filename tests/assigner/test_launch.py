@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from assigner.errors import WorkerError
 from assigner.formats.document import encode
 from assigner.launch.failurereport import FailureReport
 from assigner.launch.ranks import Layout, RanksAgent, launch
-from assigner.launch.shutdown import vouched
+from assigner.launch.shutdown import HostFailure, vouched
 from assigner.launch.stopping import SignalledExit
 
 COMMAND = [sys.executable, "-c", "pass"]
@@ -141,6 +142,58 @@ def test_a_rank_that_others_have_lost_and_that_knows_of_it_is_not_gone(tmp_path,
     failures = {1: ProcessFailure(1, 11, -9, "")}
     error = launching._rank_failed(ChildFailedError("a rank", failures), tmp_path, set())
     assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("worker", "words", "failure"),
+    [
+        ("worker:2/cpu", "OSError: no file", HostFailure("worker:2/cpu", "ended with exit code 1", "OSError: no file")),
+        ("worker:2", "worker:3: no room", HostFailure("worker:3", "was killed by SIGTERM", "no room")),
+        ("worker:2", "worker:7: no room", HostFailure("worker:7", "failed", "no room")),
+        ("another worker", "it is gone", HostFailure("another worker", "failed", "it is gone")),
+    ],
+)
+def test_the_rank_that_other_hosts_hear_of_is_the_one_whose_words_they_hear(tmp_path, worker, words, failure):
+    """Not the first that has ended, nor one that only repeats what another one has refused."""
+    report = FailureReport(worker, words, hint="look there")
+    (tmp_path / "0.json").write_text(json.dumps(encode(report)))
+    failures = {3: ProcessFailure(3, 13, -15, ""), 2: ProcessFailure(2, 12, 1, "")}
+    error = launching._rank_failed(ChildFailedError("a rank", failures), tmp_path, set())
+    assert error.failure == failure
+    assert error.message == f"{failure.worker}: {failure.said}"
+
+
+def test_what_a_rank_has_left_in_peace_is_told_of_as_that(tmp_path):
+    """One that ended with exit code 0 is blamed on other hosts, too, and not the one that has lost it."""
+    report = FailureReport("worker:0/cpu", "its process is gone", is_own=False)
+    (tmp_path / "0.json").write_text(json.dumps(encode(report)))
+    error = launching._rank_failed(ChildFailedError("a rank", {1: ProcessFailure(1, 11, 7, "")}), tmp_path, {0})
+    assert error.failure.worker == "worker:0"
+    assert "exit code 0" in error.failure.how
+
+
+def test_a_folder_that_is_removed_during_a_run_is_told(tmp_path, monkeypatch):
+    """As by a cleaner of temporary files: what ranks hand over is lost, and that is no word about their script."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = "import os, shutil, sys; shutil.rmtree(os.environ['ASSIGNER_CAUSES'].partition(' ')[2]); sys.exit(CODE)"
+    unused = []
+    launch([sys.executable, "-c", code.replace("CODE", "0")], Layout(1), {}, on_unused=lambda: unused.append(True))
+    assert unused == []
+    with pytest.raises(WorkerError, match="worker:0 ended with exit code 3") as caught:
+        launch([sys.executable, "-c", code.replace("CODE", "3")], Layout(1), {})
+    assert re.search("assigner-.* was removed while they ran", caught.value.hint or "")
+
+
+def test_what_ranks_have_handed_over_looks_new(tmp_path):
+    """To a cleaner of old files, now and then."""
+    told = tmp_path / "0.stop"
+    told.touch()
+    agent = SimpleNamespace(_causes=tmp_path, _touches_at=0.0)
+    for since, looks_new in ((1.0, True), (2.0, False)):  # not so soon again
+        for path in (tmp_path, told):
+            os.utime(path, (since, since))
+        RanksAgent._touch(agent)
+        assert [path.stat().st_mtime > since for path in (tmp_path, told)] == [looks_new] * 2
 
 
 @pytest.mark.parametrize(("hint", "told"), [(None, None), ("do this", "do this")])

@@ -12,10 +12,13 @@ import pytest
 import torch.distributed as dist
 from listening import listening
 from single_rank import be_only_rank
+from torch.distributed import HashStore
 from workloads import make_plan, skips
 
 from assigner import Pipeline
 from assigner.errors import UsageError
+from assigner.launch.failurereport import LEFT, LEFT_HINT
+from assigner.launch.shutdown import OtherHosts, tell_done
 from assigner.machine.launchedrank import Launched
 from assigner.runtime.messages import rendezvous
 from assigner.runtime.messages.rendezvous import join_group, leave_group, meeting_point
@@ -45,6 +48,18 @@ def test_the_launchers_process_names_a_job(monkeypatch: pytest.MonkeyPatch) -> N
     assert meeting_point(place, {}) != first
     apart = Launched("MPI", "PMI_RANK", 0, 4, local_ranks=2)
     assert meeting_point(apart, {"MASTER_ADDR": "first"}) == ("first", 29500)
+
+
+def test_why_a_rank_will_not_come_is_its_launchers_word() -> None:
+    """It has ended too soon, or a signal has ended its launcher: nobody waits for it until the time is over."""
+    store = HashStore()
+    assert rendezvous._gone(store, [0, 1, 2]) is None
+    tell_done(store, 2)
+    assert rendezvous._gone(store, [0, 1, 2]) == ("worker:2", LEFT, LEFT_HINT)
+    OtherHosts(store, 1).tell_signal("SIGTERM", [1])
+    worker, how, hint = rendezvous._gone(store, [0, 1, 2]) or ("", "", "")
+    assert (worker, how.startswith("was ended with its launcher, on "), how[-7:]) == ("worker:1", True, "SIGTERM")
+    assert "a scheduler" in hint
 
 
 def test_what_is_set_counts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -15,7 +16,16 @@ from torch.distributed import DistError, HashStore
 from assigner.errors import WorkerError
 from assigner.launch import shutdown
 from assigner.launch.seal import SECRET, read, seal_first, write
-from assigner.launch.shutdown import HostFailure, OtherHosts, is_done, leaving_together, read_host_failure, tell_done
+from assigner.launch.shutdown import (
+    HostFailure,
+    OtherHosts,
+    is_done,
+    leaving_together,
+    read_host_failure,
+    signalled,
+    tell_done,
+)
+from assigner.runtime.failures.failure import FailureWatch
 
 
 @pytest.fixture
@@ -167,3 +177,54 @@ def test_a_host_without_a_loopback_address_is_told(monkeypatch):
         leaving_together(nodes=1, node=0, address="", port=0),
     ):
         pass
+
+
+def test_a_signal_to_one_launcher_is_told_and_ends_no_other(killed):
+    """Ranks that miss those of its host learn of it; a launcher that has got one itself leaves its ranks their time."""
+    store = HashStore()
+    here, there = OtherHosts(store, 1), OtherHosts(store, 2)
+    there.tell_signal("SIGTERM", [2, 3])
+    time.sleep(0.1)
+    assert here.failure is None
+    assert [signalled(store, rank) is None for rank in range(4)] == [True, True, False, False]
+    assert re.fullmatch(r"was ended with its launcher, on \S+, by SIGTERM", signalled(store, 3).how)
+    here.tell(HostFailure("worker:1", "failed"))
+    wait_for(there)
+    assert there.failure is None
+    wait_for(here)
+    for each in (here, there):
+        each.close()
+
+
+def test_a_rank_that_misses_one_of_that_host_says_why():
+    """Not that it is gone, cut off or stuck."""
+    store = HashStore()
+    OtherHosts(store, 2).tell_signal("SIGTERM", [2])
+    watch = FailureWatch(store, "worker:1", ranks=3)
+    watch.stay_s = 0.0
+    try:
+        found = str(watch.lost("worker:2/cpu", "a step", RuntimeError("closed")))
+    finally:
+        watch.close()
+    assert re.match(r"worker:2 failed: its process was ended with its launcher, on \S+, by SIGTERM; worker:1", found)
+
+
+def test_a_signal_to_host_0_is_why_its_store_is_gone(killed):
+    """The launchers of other hosts say so, once it does not answer."""
+
+    class Leaving(HashStore):
+        looks = 0
+
+        def check(self, keys):
+            self.looks += 1
+            if self.looks > 9:
+                raise DistError("Connection reset by peer")
+            return super().check(keys)
+
+    store = Leaving()
+    OtherHosts(store, 0).tell_signal("SIGINT", [0])
+    others = OtherHosts(store, 1)
+    wait_for(others)
+    assert others.failure.worker == "worker:0"
+    assert others.failure.how.endswith("by SIGINT")
+    others.close()

@@ -121,11 +121,13 @@ def test_a_signal_that_ends_it_is_told(assigner, folder, monkeypatch, kept, word
 def test_a_lost_measurement_names_both_ways_on(assigner, folder, monkeypatch, capfd):
     """--resume goes on, and the traceback that was kept is named: a file that nobody knows of would be left behind."""
     from assigner.launch import ranks as launch
+    from assigner.launch.shutdown import HostFailure
     from assigner.profiler.journal import journal_path
 
     def lost(*_):
         journal_path(folder / "new.json", 0).write_text("")
-        raise launch.RankFailedError("worker:0: boom", 1, hint="/x/worker-0.txt has the traceback; -v shows it")
+        hint = "/x/worker-0.txt has the traceback; -v shows it"
+        raise launch.RankFailedError(HostFailure("worker:0", "ended with exit code 1", "boom"), 1, hint=hint)
 
     monkeypatch.setattr(launch, "launch", lost)
     (folder / "w.py").write_text(

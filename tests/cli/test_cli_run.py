@@ -1,6 +1,8 @@
 """What `assigner run` says at its end."""
 
+import os
 import subprocess
+import sys
 from dataclasses import replace
 from hashlib import sha256
 
@@ -8,6 +10,7 @@ import pytest
 from workloads import make_plan, skips
 
 from assigner import Pipeline
+from assigner.errors import UsageError
 from assigner.formats.plan import ProfileReference, save_plan
 from assigner.formats.profile import save_profile
 from assigner.launch.failurereport import VARIABLE, has_mark, leave_mark
@@ -61,3 +64,18 @@ def test_a_pipeline_leaves_its_mark(tmp_path, monkeypatch):
     made = skips()
     with Pipeline(made, make_plan(made)):
         assert has_mark(tmp_path)
+
+
+def test_torch_is_quietened_before_it_is_loaded(assigner, monkeypatch):
+    """By what the layout needs, at the earliest: later it goes on to print frames of C++ where host 0 is gone."""
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "")
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
+    found = []
+
+    def layout(*_, **__):
+        found.append(os.environ.get("TORCH_CPP_LOG_LEVEL"))
+        raise UsageError("enough")
+
+    monkeypatch.setattr("assigner_cli.run.layout", layout)
+    assert assigner("run", "solved.json", "--", sys.executable).exit_code == UsageError.exit_code
+    assert found == ["ERROR"]

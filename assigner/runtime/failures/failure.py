@@ -39,7 +39,7 @@ from assigner.launch.failurereport import ended_hint, shortened, words_of
 from assigner.launch.launcherwatch import LOOK_S
 from assigner.launch.limitedstore import LimitedStore, StoreSilentError
 from assigner.launch.seal import clean, seal_first, unseal
-from assigner.launch.shutdown import read_host_failure, vouched
+from assigner.launch.shutdown import HostFailure, read_host_failure, signalled, vouched
 from assigner.location import rank_name
 from assigner.runtime.failures.blame import (
     CUT_HINT,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 _KEY = "assigner/failure"
 _KNOWN = "assigner/failure known to"
-_WORKER = re.compile(r"worker:\d+")
+_WORKER, _RANK = re.compile(r"worker:\d+"), re.compile(r"worker:(\d+)")
 _POLL_S = 0.25
 _PAUSE_S = 5.0  # no busy machine keeps a thread from its processor for so long
 _END_S = 10.0  # its thread ends after a poll; one that starves on a busy machine must not see the interpreter's end
@@ -108,6 +108,14 @@ class _Pauses:
         return (
             f" after it had not run for {self._lasted_s:.0f} s itself, as if stopped: the others may have given it up"
         )
+
+
+def _as_told(told: HostFailure, noticed: str = "") -> Failure:
+    """What a launcher tells of a rank."""
+    said, hint = f"its process {told.how}", ended_hint(told.how)
+    if told.said:
+        said, hint = f"{told.said}; {said}", "the output of its host has all of it"
+    return Failure(told.worker, "", "; ".join(filter(None, (said, noticed))), hint=hint).cleaned()
 
 
 class FailureWatch:
@@ -191,6 +199,8 @@ class FailureWatch:
         while True:
             try:
                 found = self._read()
+                if found is None and (ended := self._signalled(peer)) is not None:
+                    return self._write(_as_told(ended, noticed))
                 if asks and found is None:
                     if not doings:
                         DOINGS.ask(self.store)
@@ -288,12 +298,12 @@ class FailureWatch:
             except WorkerError as error:  # a stranger's: the run goes on, and its own first failure replaces it
                 self._note_foreign(error)
         told = read_host_failure(self.launcher)
-        if told is None:
-            return None
-        said, hint = f"its process {told.how}", ended_hint(told.how)
-        if told.said:
-            said, hint = f"{told.said}; {said}", "the output of its host has all of it"
-        return Failure(told.worker, "", said, hint=hint).cleaned()
+        return None if told is None else _as_told(told)
+
+    def _signalled(self, peer: str) -> HostFailure | None:
+        """What the launcher of a rank that is missed has told of a signal, or that of any, where nobody knows which."""
+        named = [int(each) for each in _RANK.findall(peer)] or range(self.ranks)
+        return next(filter(None, (signalled(self.launcher, rank) for rank in named)), None)
 
     def _watch(self) -> None:
         try:
@@ -413,7 +423,7 @@ def joining(store: Store, name: str, worker: str, ranks: int) -> Iterator[Failur
                 f"{worker} cannot join the run{gloo_words(error)}",
                 hint="GLOO_SOCKET_IFNAME names the network interface to use; without it, the host's name must resolve",
             ) from error
-        raise watch.lost("another worker", "joining the run", error).to_error() from error
+        raise watch.lost("another worker", "joining the run", error).to_error() from None  # the cause says it all
     finally:
         watch.close()
 

@@ -31,11 +31,11 @@ from torch.distributed import DistError, PrefixStore, rendezvous  # type: ignore
 from assigner.errors import AssignerError, FormatError, UsageError, WorkerError
 from assigner.formats.document import decode, encode
 from assigner.formats.terms import Backend
-from assigner.launch.failurereport import LEFT, LEFT_HINT
+from assigner.launch.failurereport import LEFT, LEFT_HINT, ended_hint
 from assigner.launch.launcherwatch import end_with_launcher
 from assigner.launch.limitedstore import STARTING_S, StoreSilentError, limited, opened
 from assigner.launch.seal import clean, unseal, write
-from assigner.launch.shutdown import is_done, local_store, take_leave, wait_for_name
+from assigner.launch.shutdown import is_done, local_store, signalled, take_leave, wait_for_name
 from assigner.launch.sockets import ConnectionEnds, Connections
 from assigner.machine.launchedrank import first_host, launched, launcher_process
 from assigner.runtime.failures.failure import FailureWatch, joining
@@ -139,12 +139,12 @@ def job_store(place: Launched, timeout_s: float, *, join_s: float = _JOIN_S) -> 
             store.set_timeout(timedelta(seconds=timeout_s))
             _stores[key] = store
         except (DistError, OSError) as error:
-            reason = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0]  # what stands below, C++ frames, Python would print first
             if "EADDRINUSE" in reason or getattr(error, "errno", None) == errno.EADDRINUSE:
                 raise UsageError(
                     f"port {port} of this host is taken: rank 0 cannot host the run's store there",
                     hint="set MASTER_PORT to a free port, the same on every rank; or is another process rank 0, too?",
-                ) from error
+                ) from None
             named = "MASTER_PORT" if os.environ.get("MASTER_PORT") else "the job"
             raise WorkerError(
                 f"the {place.ranks} ranks did not meet at {host}:{port} ({source} and {named} say so): {reason}",
@@ -152,7 +152,7 @@ def job_store(place: Launched, timeout_s: float, *, join_s: float = _JOIN_S) -> 
                 if isinstance(error, StoreSilentError)
                 else "rank 0's host must be reachable there from all ranks; MASTER_ADDR and MASTER_PORT say where."
                 f" {_DIED}",
-            ) from error
+            ) from None
     return _stores[key]
 
 
@@ -254,10 +254,10 @@ def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, wa
         watch.check()
         check_alone()
         missing = [rank for rank, name in enumerate(came) if not store.check([name])]
-        done = next((rank for rank in missing if is_done(jobs, rank)), None)
-        if done is not None:
-            watch.report("joining the run", WorkerError(f"it {LEFT}", hint=LEFT_HINT), f"worker:{done}")
-            raise WorkerError(f"worker:{done} {LEFT}", hint=LEFT_HINT)
+        if (gone := _gone(jobs, missing)) is not None:
+            worker, how, hint = gone
+            watch.report("joining the run", WorkerError(f"it {how}", hint=hint), worker)
+            raise WorkerError(f"{worker} {how}", hint=hint)
         if missing and late:
             if unlike := _unlike_count(store, [name for n, name in enumerate(came) if n not in missing], place):
                 refuse(unlike)
@@ -268,6 +268,16 @@ def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, wa
     check_alone()
     if unlike := _unlike_count(store, came, place):
         refuse(unlike)
+
+
+def _gone(jobs: Store, missing: Iterable[int]) -> tuple[str, str, str] | None:
+    """The first of some ranks that will not come, as its launcher tells: how it ended, and a hint."""
+    for rank in missing:
+        if is_done(jobs, rank):
+            return f"worker:{rank}", LEFT, LEFT_HINT
+        if (ended := signalled(jobs, rank)) is not None:
+            return f"worker:{rank}", ended.how, ended_hint(ended.how)
+    return None
 
 
 def _second_process(first: str, second: str, place: Launched) -> UsageError:
