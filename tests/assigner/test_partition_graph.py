@@ -12,6 +12,7 @@ import pytest
 import torch
 from cutting import check, edges, of
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 from workloads import WIDTH, graph_of, language, pairs, skips, tokens, towers, workload
 
@@ -108,6 +109,34 @@ def test_the_graph_behind_a_value_is_not_asked_for(ask: Callable[[torch.Tensor],
     with pytest.raises(MarkingError, match=r"forward of .1. looks at the graph.*grad_fn.*test_partition_graph"):
         partition_graph(workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Given(WIDTH, WIDTH))))
     with pytest.raises(MarkingError, match=r"(is_leaf|grad_fn).*between partitions.*test_partition_graph"):
+        partition_graph(of(between, "a", "b"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of_what", [lambda _, x: x, lambda layer, _: layer.weight])
+def test_a_hook_on_the_node_of_a_value_is_refused(of_what: Callable[..., torch.Tensor]):
+    """It would not act on all of the gradient; on a node of its own a partition may have one."""
+
+    class Hooked(nn.Linear):
+        def forward(self, x, of_what=of_what, *, is_own=False):
+            made = super().forward(x)
+            value = made if is_own else of_what(self, x)
+            if value.requires_grad:
+                get_gradient_edge(value).node.register_hook(lambda *_: None)
+            return made
+
+    class Own(Hooked):
+        def forward(self, x):
+            return super().forward(x, is_own=True)
+
+    def between(s, x):
+        get_gradient_edge(h := s.a(x)).node.register_prehook(lambda _: None)
+        return s.b(h)
+
+    check(workload(lambda: nn.Sequential(Own(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))))
+    with pytest.raises(MarkingError, match=r"forward of .1. .* hooks on to its node or a weight's, at .*test_"):
+        partition_graph(workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Hooked(WIDTH, WIDTH))))
+    with pytest.raises(MarkingError, match=r"registers a hook on a node .* between partitions.*test_partition_graph"):
         partition_graph(of(between, "a", "b"))
 
 

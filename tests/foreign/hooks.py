@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from foreign.case import case
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from workloads import WIDTH
 
 
@@ -232,8 +233,95 @@ class NodeHook(Net):
     def forward(self, x):
         h = torch.tanh(self.first(x))
         if h.grad_fn is not None:
-            h.grad_fn.register_prehook(lambda gradients: (gradients[0] * 0.5,))
+            h.grad_fn.register_prehook(halved)
         return self.last(torch.tanh(self.second(h)))
+
+
+def halved(gradients):
+    return tuple(None if each is None else each * 0.5 for each in gradients)
+
+
+class NodeLayer(nn.Linear):
+    """A layer with a hook on a node of its own, before it runs, that takes half of its gradient."""
+
+    def forward(self, x):
+        h = torch.tanh(super().forward(x))
+        if h.requires_grad:
+            h.grad_fn.register_prehook(halved)
+        return h * 2
+
+
+@case("a hook before a node of its own, in a marked module", *MARKS)
+class NodeWithin(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = NodeLayer(WIDTH, WIDTH)
+
+
+class ResultNodeLayer(nn.Linear):
+    """Likewise behind the node of its result, by its edge."""
+
+    def forward(self, x):
+        h = torch.tanh(super().forward(x))
+        if h.requires_grad:
+            get_gradient_edge(h).node.register_hook(lambda made, _: halved(made))
+        return h
+
+
+@case("a hook behind the node of a marked module's result", *MARKS)
+class ResultNode(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = ResultNodeLayer(WIDTH, WIDTH)
+
+
+class GivenNodeLayer(nn.Linear):
+    """A hook on the node of what it is given, by its edge."""
+
+    def forward(self, x):
+        if x.requires_grad:
+            get_gradient_edge(x).node.register_hook(lambda made, _: halved(made))
+        return super().forward(x)
+
+
+@case("a hook on the node of what a marked module is given", *MARKS, refusal="hooks on to its node")
+class GivenNode(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = GivenNodeLayer(WIDTH, WIDTH)
+
+
+@case("a hook on a node at the root, by its edge", *MARKS, refusal="a hook on a node")
+class RootNode(Net):
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        if h.requires_grad:
+            get_gradient_edge(h).node.register_prehook(halved)
+        return self.last(torch.tanh(self.second(h)))
+
+
+class WeightNodeLayer(nn.Linear):
+    """A hook on the node where its weight's gradient arrives."""
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            get_gradient_edge(self.weight).node.register_prehook(halved)
+        return super().forward(x)
+
+
+@case("a hook on the node of a parameter, in every forward of a marked module", *MARKS, refusal="hooks on to its node")
+class WeightNode(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = WeightNodeLayer(WIDTH, WIDTH)
+
+
+@case("a hook on the node of a parameter, in the builder", *MARKS)
+class BuiltWeightNode(Net):
+    def __init__(self):
+        super().__init__()
+        self.node = [get_gradient_edge(self.second.weight).node]
+        self.node[0].register_prehook(halved)
 
 
 @case("a global forward hook, as profilers and summaries set one", *MARKS)

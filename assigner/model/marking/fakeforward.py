@@ -37,7 +37,7 @@ from assigner.usercode import is_asked_by_user, running_line
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 
 Named = Sequence[tuple[str, nn.Module]]
 
@@ -303,17 +303,38 @@ def gradients_asked() -> Iterator[list[Any]]:
         yield found
 
 
-def graph_asked(given: Sequence[torch.Tensor], lines: list[str]) -> contextlib.AbstractContextManager[None]:
-    """Note the lines of the user's code in a block that ask what autograd's graph of a given tensor is.
+NODE_HOOKS: tuple[Any, str] = torch.autograd.function._HookMixin, "_register_hook"
+"""What torch calls where a hook is put on a node of a graph."""
 
-    A partition begins a graph of its own: what it is given is a leaf there, and is none where nothing is cut.
+
+@contextlib.contextmanager
+def graph_asked(given: Sequence[torch.Tensor], own: Collection[torch.Tensor], lines: list[str]) -> Iterator[None]:
+    """Note the lines of the user's code in a block that ask what autograd's graph of a given tensor is, or hook on.
+
+    A partition begins a graph of its own: what it is given is a leaf there, and is none where nothing is cut. By its
+    edge alone, or that of one of its `own`, a gradient may be taken; a hook on the node behind it is no hook on all of
+    that.
     """
+    graph: Any = torch.autograd.graph
+    arrival, registered = graph._get_grad_fn_or_grad_acc, getattr(*NODE_HOOKS)
+    reached = list[torch.Tensor]()
 
     def note(tensor: torch.Tensor) -> None:
         if tensor.requires_grad and torch.is_grad_enabled() and any(tensor is each for each in given):
             lines.append(running_line())
 
-    return _noticed(note, "is_leaf", "grad_fn")
+    def reach(tensor: Any) -> Any:
+        reached.extend(each for each in (*given, *own) if each is tensor)
+        return arrival(tensor)
+
+    def register(*hook: Any) -> Any:
+        if reached:
+            lines.append(running_line())
+        return registered(*hook)
+
+    edges = (graph, "_get_grad_fn_or_grad_acc", reach), (*NODE_HOOKS, staticmethod(register))
+    with _noticed(note, "is_leaf", "grad_fn"), placed(edges):
+        yield
 
 
 def _noticed(note: Callable[[torch.Tensor], None], *names: str) -> contextlib.AbstractContextManager[None]:

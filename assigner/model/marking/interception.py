@@ -49,7 +49,7 @@ from assigner.model.deferred.mutation import branched, variable
 from assigner.model.marking.changedarguments import Arguments, Changed
 from assigner.model.marking.checks import stating
 from assigner.model.marking.exportable import unmoved
-from assigner.model.marking.fakeforward import is_tensor
+from assigner.model.marking.fakeforward import NODE_HOOKS, is_tensor
 from assigner.model.marking.leftovers import FirstReads
 from assigner.model.marking.modules import check_hooks, listed_parameters
 from assigner.model.marking.observation import DecidedError
@@ -220,6 +220,10 @@ class Interceptions:
             (tensor, "register_hook", self._hook(tensor.register_hook)),
             (tensor, "register_post_accumulate_grad_hook",
              _refused(tensor.register_post_accumulate_grad_hook, "registers a hook on the gradient of a tensor")),
+            (*NODE_HOOKS, staticmethod(_refused(
+                getattr(*NODE_HOOKS), "registers a hook on a node of autograd's graph",
+                allowed=lambda *_: not is_asked_by_user(),
+            ))),
             (tensor, "retain_grad", _ignored(tensor.retain_grad)),
             (nn.RNNBase, "flatten_parameters", _ignored(nn.RNNBase.flatten_parameters)),  # by each worker
             (nn.Module, "_apply", unmoved(nn.Module._apply)),

@@ -443,7 +443,8 @@ class OpaqueCalls:
             numpy.random.seed(0)
             with (
                 operations, casting_within(self.autocast), writes, _inner(name),
-                gradients_taken(given) as gradients, gradients_asked() as asked, graph_asked(given, graphs),
+                gradients_taken(given) as gradients, gradients_asked() as asked,
+                graph_asked(given, own.values(), graphs),
             ):  # fmt: skip
                 try:
                     found = forward()
@@ -494,9 +495,10 @@ class OpaqueCalls:
             undo()
         if graphs:
             raise MarkingError(
-                f"the forward of {label} looks at the graph behind a tensor that it is given (is_leaf, grad_fn), at"
-                f" {graphs[0]}: where a model is cut, graphs begin anew",
-                hint="ask for requires_grad, or mark a larger module that makes the tensor, too",
+                f"the forward of {label} looks at the graph behind a tensor that it is given (is_leaf, grad_fn), or"
+                f" hooks on to its node or a weight's, at {graphs[0]}: where a model is cut, graphs begin anew",
+                hint="ask for requires_grad; register_hook of the tensor where it is made, of a weight in the builder;"
+                " or mark a larger module that makes the tensor, too",
             )
         results, made, sizes = split(result)
         return Examined(CallEffects.any_of(results, seen), made, sizes, shown)
