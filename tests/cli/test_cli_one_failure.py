@@ -140,6 +140,14 @@ def test_a_rank_that_leaves_is_named(folder, programs, root, rank, way, code, me
     assert hint.startswith("hint: every rank ")
 
 
+@pytest.mark.long
+def test_a_fork_of_a_rank_has_no_part_in_the_run(folder, programs, root):
+    """Its calls are refused, and the run goes on when it ends within the pipeline's block."""
+    script = [str(root / "tests" / "runs" / "leaving.py"), str(folder), "1", "by a fork"]
+    done = call(programs / "assigner", "run", "solved.json", "--", *script)
+    assert (done.returncode, "error" in done.stderr) == (0, False), done.stderr
+
+
 def test_a_run_on_one_host_listens_to_that_host_alone(run, root):
     """The store and what the ranks open to each other: nothing of it can be reached from another host."""
     listen = (

@@ -3,6 +3,7 @@
     assigner run PLAN -- tests/runs/leaving.py FOLDER [RANK WAY]
 
 Ways to leave: `before` the run is joined; after two steps `abruptly`, `normally`, or `early` by the pipeline's end.
+`by a fork`: it stays, and the fork makes a call, and leaves the pipeline's block; all have their end after four steps.
 Writes FOLDER/RANK when a rank has made two steps.
 """
 
@@ -12,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from assigner import AssignerError, Pipeline, launched_rank, tell
+from assigner import AssignerError, Pipeline, UsageError, launched_rank, tell
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
@@ -23,6 +24,18 @@ leaver, way = (int(sys.argv[2]), sys.argv[3]) if len(sys.argv) > 2 else (-1, "")
 rank = launched_rank()
 made = skips()
 plan = make_plan(made, [(0, ["parts.0", "parts.1"]), (1, ["parts.2", "last"])])
+
+
+def have_fork_call(pipeline: Pipeline) -> None:
+    """A call in a fork of this rank is refused."""
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+        return
+    try:
+        pipeline.step(made.make_batch(8, 0))
+    except UsageError as error:
+        sys.exit("is a fork of worker:" not in error.message)
+    sys.exit(1)
 
 
 def train() -> None:
@@ -36,6 +49,10 @@ def train() -> None:
             if step == 2 and rank == leaver and way == "normally":
                 sys.exit(0)
             if step == 2 and rank == leaver and way == "early":
+                return
+            if way == "by a fork" and step == 2 and rank == leaver:
+                have_fork_call(pipeline)
+            if way == "by a fork" and step == 4:
                 return
             pipeline.step(made.make_batch(8, 0))
 

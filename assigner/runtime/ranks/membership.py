@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -85,6 +86,7 @@ class Membership:
         self._left, self._settled = "", False
         self._stop: StopSignals | None = None
         self._thread = threading.get_ident()
+        self._process = os.getpid()
         self._owns_group = join_run(plan, timeout_s, backend)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.worker: str | None = None
@@ -234,6 +236,11 @@ class Membership:
         return text
 
     @property
+    def _is_fork(self) -> bool:
+        """Whether this is a fork of the process that has joined the run: its messages would be among that one's."""
+        return self.transport is not None and os.getpid() != self._process
+
+    @property
     def name(self) -> str:
         """This rank in messages."""
         return self.worker or f"worker:{self.rank}"
@@ -244,10 +251,15 @@ class Membership:
 
         Raises:
             WorkerError: another rank failed; the message has its error.
-            UsageError: this process has left the run.
+            UsageError: this process has left the run, or is a fork of the one that is in it.
         """
         if self._left:
             raise UsageError(f"this pipeline has left its run: {self._left}", hint="make a new one")
+        if self._is_fork:
+            raise UsageError(
+                f"this process is a fork of {self.name}, which alone has its part in the run",
+                hint="have the rank itself make the call; a fork may use what it was handed, as tensors",
+            )
         self.at = at
         self._thread = threading.get_ident()
         if self._watch is not None:
@@ -280,7 +292,7 @@ class Membership:
 
     def fail(self, at: str, error: BaseException) -> None:
         """This rank failed: tell the others, and leave the run."""
-        if self._left:
+        if self._left or self._is_fork:
             return
         at = _noted(at, error, self.name)
         if self._watch is not None:
@@ -366,6 +378,8 @@ class Membership:
 
     def close(self, *, check: Callable[[], None]) -> None:
         """Leave the run, together with the other ranks; one that has failed leaves alone."""
+        if self._is_fork:
+            return  # its rank is in the run, over the same connections
         goodbye = farewell() if self._owns_group else None
         if goodbye is not None:
             with self.guarded("the end of the run"):
