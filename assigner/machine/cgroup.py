@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from assigner.machine.kernel import ancestors, counts, entry, usable_cores, words
+from assigner.machine.kernel import ancestors, counts, entry, host_mark, usable_cores, words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _OWN = Path("/proc/self/cgroup")
+_GROUPS = Path("/proc/self/ns/cgroup")
 _TREE = "sys/fs/cgroup"
 _UNLIMITED = 1 << 60  # v1 writes a number of this size where there is no limit
 
@@ -49,6 +51,17 @@ def memory_limit() -> int | None:
     """Bytes that the tightest limit allows; None: there is none."""
     limits = [limit for folder in _folders("memory") if (limit := _limit(folder)) is not None]
     return min(limits, default=None)
+
+
+def memory_pool() -> int | None:
+    """The same for processes that take memory from one limit, or from their host; None: the system does not say.
+
+    Those of two containers, or of two groups, count as apart: which limit they meet first is not known.
+    """
+    try:
+        return zlib.crc32(f"{host_mark()} {_GROUPS.readlink()} {_OWN.read_text()}".encode())
+    except OSError:
+        return None
 
 
 def free_memory() -> int:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK = Path("/proc/self/ns/net")
+
 
 def usable_cores() -> int:
     """Cores on which this process may run, whatever a quota leaves of their time."""
@@ -26,6 +29,15 @@ def core_numbers() -> tuple[int, ...]:
 def processor_model() -> str:
     """The processor's name, `AMD EPYC 7B13`."""
     return entry(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine() or "CPU"
+
+
+def host_mark() -> str:
+    """The same for all processes of a host, of one of its containers, or of a host of the lab.
+
+    Raises:
+        OSError: the kernel does not say.
+    """
+    return f"{_BOOT_ID.read_text().strip()} {_NETWORK.readlink()}"
 
 
 def entry(path: Path, name: str) -> str | None:

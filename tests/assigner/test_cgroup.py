@@ -91,3 +91,14 @@ def test_the_time_that_quotas_stop_a_process_adds_up(tree: Path) -> None:
     (tree.parent / "own").write_text("4:cpu,cpuacct:/c\n")
     fill(tree / "cpu" / "c", cpu__stat="nr_periods 7\nthrottled_time 250000000")
     assert cgroup.throttled_s() == 0.25
+
+
+def test_processes_of_one_group_share_a_pool_of_memory(tree: Path) -> None:
+    """Those of another group, and any of a system that says nothing of groups, count as apart."""
+    assert cgroup.memory_pool() is None
+    pools = []
+    for group in ("0::/a\n", "0::/b\n", "0::/a\n"):
+        (tree.parent / "own").write_text(group)
+        pools.append(cgroup.memory_pool())
+    assert pools[0] == pools[2] is not None
+    assert pools[0] != pools[1]

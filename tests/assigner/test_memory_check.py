@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
+import torch
 from example_plans import cut, make_plan, tiny
 
 import assigner
@@ -50,6 +53,20 @@ def test_a_plan_above_what_is_free_now_is_refused(plan: Plan, monkeypatch: pytes
     monkeypatch.setattr(membership, "free_bytes", lambda _: 900_000)
     with pytest.raises(assigner.InfeasibleError, match=r"worker:0: the plan needs 977 KiB .* 879 KiB are free"):
         assigner.Pipeline(assigner.load_workload(ENTRY), plan, graph=cut(ENTRY))
+
+
+@pytest.mark.parametrize(("pools", "refused"), [((7.0, 7.0), True), ((7.0, 8.0), False)])
+def test_ranks_that_share_memory_need_all_of_their_peaks_of_it(
+    plan: Plan, pools: tuple[float, ...], refused: bool
+) -> None:
+    """Each of two has room for its own peak, and both together have not; in groups of their own they have."""
+    rank = SimpleNamespace(
+        worker="worker:0/cpu", device=torch.device("cpu"), rank=0,
+        numbers_of_all=lambda _: [[1e6, 1.8e6, 0.0, pools[0]], [1e6, 1.9e6, 0.1e6, pools[1]]],
+    )  # fmt: skip
+    words = "worker:0 and worker:1: the plan needs 1.91 MiB at their peaks, and 1.81 MiB are free there now"
+    with pytest.raises(assigner.InfeasibleError, match=words) if refused else nullcontext():
+        membership.Membership.check_memory(cast("membership.Membership", rank), plan, given_back=0)
 
 
 def test_rematerialising_everything_needs_less_than_was_predicted(plan: Plan) -> None:

@@ -28,13 +28,13 @@ import sys
 import weakref
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from assigner.machine.cgroup import free_memory
+from assigner.machine.kernel import host_mark
 from assigner.runtime.messages.rendezvous import all_gather
 from assigner.runtime.messages.sending import LostConnectionError
 
@@ -52,8 +52,6 @@ _LENT_SHARE = 3  # a receiver uses this part of an arena
 _FREE_SHARE = 4  # an arena grows by no more than this part of what the host has left
 _NOWHERE = -1
 _UNTOLD = -2
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_NETWORK = Path("/proc/self/ns/net")
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ def own_place(device: torch.device) -> Iterator[ProcessPlace | None]:
         return
     word = secrets.token_hex(16)
     try:
-        host = f"{_BOOT_ID.read_text().strip()} {_NETWORK.readlink()}"
+        host = host_mark()
         file = os.memfd_create("assigner-place")
     except OSError:  # no /proc, or a system call that is not allowed here
         yield None

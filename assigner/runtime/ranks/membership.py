@@ -23,6 +23,7 @@ from assigner.errors import FormatError, InfeasibleError, UsageError
 from assigner.launch.failurereport import leave_mark, take_back, words_of
 from assigner.launch.stopping import StopSignals
 from assigner.location import rank_of
+from assigner.machine.cgroup import memory_pool
 from assigner.runtime.failures.failure import FailureWatch
 from assigner.runtime.failures.questions import CALLS, awaited, called
 from assigner.runtime.messages.rendezvous import farewell, group_connections, group_store, leave_group
@@ -140,6 +141,8 @@ class Membership:
     def check_memory(self, plan: Plan, *, given_back: int) -> None:
         """Refuse a plan whose predicted peak is more than a worker has, before any of it is built; all ranks raise.
 
+        Ranks that take their memory from one pool need all of their peaks of it.
+
         Args:
             plan: What is to run; one without a prediction passes.
             given_back: Bytes that this process holds now and will not hold then.
@@ -153,13 +156,18 @@ class Membership:
                     f" {fmt.size(each.capacity_bytes)} for it",
                     hint=f"assigner solve finds a plan that fits; {off}",
                 )
-        mine = predicted.get(self.worker or "")
-        here = (mine.peak_bytes if mine else 0.0, free_bytes(self.device) + given_back)
-        for rank, (peak, free) in enumerate(self.numbers_of_all(here)):
-            if peak > free:
+        mine, pool = predicted.get(self.worker or ""), memory_pool() if self.device.type == "cpu" else None
+        needed = mine.peak_bytes if mine else 0.0
+        here = (needed, free_bytes(self.device), given_back, -1.0 - self.rank if pool is None else pool)
+        told = self.numbers_of_all(here)
+        for own in {each[3]: None for each in told}:  # the pools, in the order of ranks
+            peaks, free, given = zip(*(each[:3] for each in told if each[3] == own), strict=True)
+            if sum(peaks) > (left := min(free) + sum(given)):
+                names = [f"worker:{n}" for n, each in enumerate(told) if each[3] == own and each[0]]
+                at = "their peaks" if len(names) > 1 else "its peak"
                 raise InfeasibleError(
-                    f"worker:{rank}: the plan needs {fmt.size(peak)} at its peak, and {fmt.size(free)} are free there"
-                    " now",
+                    f"{' and '.join(names)}: the plan needs {fmt.size(sum(peaks))} at {at}, and {fmt.size(left)} are"
+                    " free there now",
                     hint=f"free memory there, or profile and solve again; {off}",
                 )
 
