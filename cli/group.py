@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+_NO_TEMPORARY = "No usable temporary directory"  # tempfile's words, whatever its folders lack: they may be full
 _WAITING = ("run", "bench", "profile", "lab")  # for processes; in other commands C code may hold up a signal
 _ANYWHERE = ("-q", "--quiet", "-v", "--verbose", "--no-color")
 
@@ -116,7 +117,7 @@ class Commands(Helped, TyperGroup):
             fail(f"ended by {error.name}, and what it had started with it", None)
             raise
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+            if isinstance(error, OSError) and (error.errno in _UNWRITABLE or _NO_TEMPORARY in str(error)):
                 raise typer.Exit(_fail_writing(error)) from error
             if hand_over(report_of(error)):
                 raise typer.Exit(1) from error
@@ -141,6 +142,9 @@ def _flushed(code: int) -> int:
 def _fail_writing(error: OSError) -> int:
     """A full disk, a folder that is read-only: what could not be written, and that it was not."""
     _drop_stdout()
+    if _NO_TEMPORARY in str(error):
+        fail(f"{error.strerror}", "make room in one of these folders, or name another one by TMPDIR")
+        return UsageError.exit_code
     what = error.filename or "the result"
     fail(f"cannot write {what}: {error.strerror}", room_hint(error, "write to another place"))
     return UsageError.exit_code

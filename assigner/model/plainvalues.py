@@ -99,9 +99,9 @@ def _value(found: Any, tensors: Sequence[torch.Tensor] = ()) -> Any:
     name = found[0] if found else None
     if name == "tensor" and tensors:
         return tensors[found[1]]
-    if name == "dtype" and found[1:] and found[1] in DTYPES:
-        return DTYPES[found[1]]
     try:
+        if name == "dtype" and found[1:] and found[1] in DTYPES:
+            return DTYPES[found[1]]
         if name in _SEQUENCES:
             return _SEQUENCES[name]([_value(each, tensors) for each in found[1:]])
         if name in _PAIRS:

@@ -54,6 +54,7 @@ def test_what_is_not_plain(value, where):
         ["Size", "a"],
         ["dtype", "x"],
         ["dtype"],
+        ["dtype", []],
     ],
 )
 def test_what_nobody_wrote(found):

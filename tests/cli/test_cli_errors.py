@@ -2,6 +2,7 @@
 
 import errno
 import os
+import tempfile
 
 import pytest
 
@@ -50,6 +51,16 @@ def test_room_helps_a_full_disk_alone(assigner, monkeypatch, number, begin):
     monkeypatch.setattr("assigner.formats.plan.load_plan", unwritable)
     result = assigner("show", "solved.json")
     assert (result.exit_code, result.stderr.splitlines()[1]) == (2, f"hint: {begin}write to another place")
+
+
+def test_no_room_for_temporary_files_is_no_bug(assigner, monkeypatch):
+    """A full disk below all of the system's folders for them: they are named, and what helps."""
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/nowhere"])
+    monkeypatch.setattr("assigner.formats.plan.load_plan", lambda _: tempfile.mkdtemp())
+    result = assigner("show", "solved.json")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: No usable temporary directory found in ['/nowhere']\nhint: make room")
 
 
 def test_bad_environment_variable_is_a_usage_error(assigner, monkeypatch):
