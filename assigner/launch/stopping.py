@@ -95,7 +95,7 @@ class StopSignals:
         self._numbers = [_number(name) for name in self.names]
         if not 0 < grace_s < math.inf:
             raise UsageError(f"grace_s={grace_s}: expected a finite number of seconds above 0")
-        self.requested = False
+        self.requested = self._closed = False
         self._process = os.getpid()
         self._came: dict[int, float] = {}
         self._before: dict[int, Any] = {}
@@ -117,7 +117,10 @@ class StopSignals:
             self._file = hand_record(f"{self._process}.{id(self)}.{_FILE}", told)
 
     def close(self) -> None:
-        """Have the signals do what they did before; in a rank, not before the same request can have come again."""
+        """Have the signals do what they did before; in a rank, not before the same request can have come again.
+
+        Where others have been put in front of these since, as another pipeline's, they do so behind those.
+        """
         if self._came and launched_rank() is not None:
             time.sleep(max(0.0, max(self._came.values()) + _SAME_S - time.monotonic()))
         self._put_back()
@@ -126,18 +129,32 @@ class StopSignals:
         if self._file is not None and not self.requested:  # else its launcher knows why this process ends
             self._file.unlink(missing_ok=True)
             self._file = None
+        self._closed = True
         if threading.current_thread() is threading.main_thread():
-            for number, before in self._before.items():
+            for number in tuple(self._before):
                 if signal.getsignal(number) == self._note:  # else somebody has put another one in its place since
-                    signal.signal(number, before)
-            self._before.clear()
+                    signal.signal(number, self._behind(number))
+                    del self._before[number]
+
+    def _behind(self, number: int) -> Any:
+        """What a signal did before, but for what has been closed meanwhile."""
+        before = self._before.get(number, signal.SIG_DFL)
+        owner = getattr(before, "__self__", None)
+        return owner._behind(number) if isinstance(owner, StopSignals) and owner._closed else before
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        before = self._before.get(number, signal.SIG_DFL)
+        before = self._behind(number)
         if os.getpid() != self._process:  # a fork, as a DataLoader's worker: a terminal reaches it, too
             if number != signal.SIGINT:
                 signal.signal(number, before)
                 os.kill(os.getpid(), number)
+            return
+        if self._closed:  # in another thread, or something in front of it goes on calling it
+            if callable(before):
+                before(number, frame)
+            elif signal.getsignal(number) == self._note:
+                signal.signal(number, before)
+                os.kill(self._process, number)
             return
         now, first = time.monotonic(), number not in self._came
         if not first and now - self._came[number] > _SAME_S:

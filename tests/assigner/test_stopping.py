@@ -47,6 +47,20 @@ def test_a_pipeline_notes_signals_from_the_first_question_on() -> None:
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
+def test_signals_are_as_before_behind_pipelines_that_noted_them() -> None:
+    """Whichever is closed first; a signal between two closes is noted by the one that is open."""
+    made = skips()
+    with handling(signal.SIGUSR1, signal.default_int_handler):
+        first, second = pipeline_of(made, make_plan(made)), pipeline_of(made, make_plan(made))
+        for each in (first, second):
+            assert not each.stop_requested(signals=["SIGUSR1"])
+        first.close()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert second.stop_requested(signals=["SIGUSR1"])
+        second.close()
+        assert signal.getsignal(signal.SIGUSR1) is signal.default_int_handler
+
+
 def test_the_same_signal_again_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once it is the same request, as a launcher and a terminal both send it; later it does what it always does."""
     now = [100.0]
