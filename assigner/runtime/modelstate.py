@@ -21,10 +21,11 @@ from assigner.runtime.checkpoints.wholestate import WholeState
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.ranks.membership import outside_inference
 from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
+from assigner.runtime.ranks.run import one_call
 from assigner.runtime.step.results import exact_sum
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import nn
     from torch.nn.modules.module import _IncompatibleKeys
@@ -88,13 +89,13 @@ class ModelState:
         What holds is said for the plan's graph and for those that were captured since, as for `evaluate`: ask again
         after `move`, and after a batch of another kind.
         """
-        with kept_generators(self._member.device):
+        with one_call(waits=True), kept_generators(self._member.device):
             return self._installed.needs.inputs
 
     @property
     def needs_targets(self) -> bool:
         """This rank has to hand in the targets of batches: it makes the model's output, and so the loss."""
-        with kept_generators(self._member.device):
+        with one_call(waits=True), kept_generators(self._member.device):
             return self._installed.needs.targets
 
     def _compare(self, call: str, at: str, *, shown: str = "") -> None:
@@ -102,6 +103,7 @@ class ModelState:
         with self._member.guarded(at):
             self._installed.comparison.check(call, shown)
 
+    @one_call()
     def share(self, value: Any = None, source: int = 0) -> Any:
         """A value of one rank, on every rank: what only that one knows decides what all of them do.
 
@@ -125,6 +127,7 @@ class ModelState:
         with self._member.guarded(at):
             return broadcast(self._member, source, packed).value
 
+    @one_call()
     def sum_over_parameters(self, numbers: Mapping[str, float | torch.Tensor]) -> float:
         """The sum of a number of each parameter of the model, over all ranks; all ranks call it together.
 
@@ -166,6 +169,7 @@ class ModelState:
         total = exact_sum(found)
         return total, exact_sum([*found, -total]) if math.isfinite(total) else 0.0
 
+    @one_call()
     def stop_requested(self, *, signals: Sequence[str] = SIGNALS, grace_s: float = GRACE_S) -> bool:
         """Whether a signal has asked any rank to stop: the same answer on every rank, at the same step.
 
@@ -251,6 +255,49 @@ class ModelState:
         """
         return self._installed.gradients.named()
 
+    @one_call()
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        names: Iterable[str] | str | None = None,
+        error_if_nonfinite: bool = False,
+    ) -> float:
+        """Clip the gradients as torch.nn.utils.clip_grad_norm_ does on the whole model; all ranks call it together.
+
+        Args:
+            max_norm: Gradients with a larger norm are multiplied so that they have this one.
+            norm_type: The p of the p-norm: a positive number or math.inf.
+            names: Of parameters, of modules for all in them, or patterns: the norm is of these, and they are clipped.
+            error_if_nonfinite: Refuse a norm that is not finite; nothing was changed then.
+
+        Returns:
+            The norm of these gradients before, the same number on every rank.
+
+        Raises:
+            UsageError: `norm_type` is not positive, a name is of none, or the norm is not finite and shall be.
+        """
+        if not norm_type > 0:
+            raise UsageError(f"norm_type={norm_type}: expected a positive number or math.inf")
+        names = sorted({names} if isinstance(names, str) else {*names}) if names is not None else None
+        left_out = self._installed.gradients.left_out(names)
+        given = f"{max_norm}, norm_type={norm_type}, names={names}, error_if_nonfinite={error_if_nonfinite}"
+        self._compare(f"clip_grad_norm_({given})", "the clipping of gradients")
+        with self._member.guarded("the clipping of gradients"):
+            norm = self._installed.gradients.norm(norm_type, left_out)
+        if error_if_nonfinite and not math.isfinite(norm):
+            raise UsageError(f"the norm of the gradients is {norm}", hint="error_if_nonfinite=False clips nevertheless")
+        self._installed.gradients.shrink(norm, max_norm, left_out)
+        return norm
+
+    @one_call()
+    def clip_grad_value_(self, clip_value: float) -> None:
+        """Cut every element of the gradients to within plus or minus `clip_value`; all ranks call it together."""
+        with self._member.guarded("the clipping of gradients"):
+            self._installed.comparison.check(f"clip_grad_value_({clip_value})", exchanges=self.scaler.is_enabled())
+            self._installed.gradients.clamp(clip_value)
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """This rank's parameters and buffers under the model's own names; a shared parameter by its first name.
 
@@ -264,6 +311,7 @@ class ModelState:
         return self._installed.share.state()
 
     @outside_inference()
+    @one_call()
     def full_state_dict(self, to: int | None = 0) -> dict[str, Any] | None:
         """The state_dict of the whole model, as the plain model has it: `load_state_dict(strict=True)` takes it.
 
@@ -291,6 +339,7 @@ class ModelState:
         return self._whole.gather(to)
 
     @outside_inference()
+    @one_call()
     def load_state_dict(self, state_dict: Mapping[str, Any] | None, *, strict: bool = True) -> _IncompatibleKeys:
         """Take over the weights and buffers of a plain model, as pretrained ones; optimizer and counts stay.
 
@@ -356,6 +405,7 @@ class ModelState:
         if share is not self._installed.share:
             raise UsageError("the pipeline moved to another plan among kept buffers", hint="move outside of the block")
 
+    @one_call()
     def reset_carried(self, *, training: bool = True, evaluation: bool = True) -> None:
         """Have state that goes from batch to batch begin anew; every rank calls this.
 
@@ -381,6 +431,7 @@ class ModelState:
         if evaluation:
             self._installed.inference.carried.put(None)
 
+    @one_call()
     def save(self, folder: Path | str, state: Any = None, *, force: bool = False) -> None:
         """Write a checkpoint: every rank its own part, weights and optimizer state, keyed by the model's names.
 
@@ -413,6 +464,7 @@ class ModelState:
         ).run()  # fmt: skip
 
     @outside_inference()
+    @one_call()
     def load(self, folder: Path | str) -> Any:
         """Read this rank's part of a checkpoint, written under this or another plan. Gradients are dropped.
 
@@ -447,8 +499,12 @@ class ModelState:
         self._kept.is_outdated = False
         return found.progress.state
 
+    @one_call()
     def close(self) -> None:
-        """Leave the run, together with the other ranks; one that has failed leaves alone. A `with` block does it."""
+        """Leave the run, together with the other ranks; one that has failed leaves alone. A `with` block does it.
+
+        Other pipelines that are open stay in it.
+        """
         try:
             if self.rank == 0:
                 self._clock.hand_over(self._weights_figure)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assigner.errors import UsageError
 from assigner.formats.plan import Plan, load_plan
+from assigner.launch.failurereport import take_back
 from assigner.launch.steptimes import StepClock
 from assigner.location import rank_of
 from assigner.model.deferred.modes import left_in_eval
@@ -29,6 +29,7 @@ from assigner.runtime.passes import of_one_batch, without_training
 from assigner.runtime.plangraph import check_alike, check_workload, plan_graph
 from assigner.runtime.ranks.membership import Membership, outside_inference
 from assigner.runtime.ranks.process import check_world, executed, start_computing
+from assigner.runtime.ranks.run import one_call
 from assigner.runtime.recording.memory import held_bytes
 from assigner.runtime.relocation import EarlierMemory, relocate, removals
 from assigner.runtime.stages.localpartitions import UnreadState
@@ -41,7 +42,7 @@ from assigner.runtime.update.scaling import GradientScaling
 from assigner.runtime.update.sparsemomentum import fit_momentum
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
@@ -56,7 +57,8 @@ if TYPE_CHECKING:
 class Pipeline(ModelState):
     """This rank's share of a model under a plan.
 
-    Every rank makes one, with the same arguments, and calls the same methods in turn. One worker needs no launcher.
+    Every rank makes one, with the same arguments, and calls the same methods in turn, one thread at a time. One worker
+    needs no launcher. Several may be open at once: all ranks make, call and close them in the same order.
 
     Args:
         workload: The model, loss and optimizer; the plan must have been solved for it.
@@ -87,6 +89,7 @@ class Pipeline(ModelState):
     """
 
     @outside_inference()
+    @one_call()
     def __init__(
         self,
         workload: Workload,
@@ -101,6 +104,7 @@ class Pipeline(ModelState):
         training: bool = True,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
+        take_back()  # an error of before, which the script has caught
         check_workload(workload)
         self.workload, self._trains = workload, training
         self._remat, self._batch_norm, self._checks_memory = remat, batch_norm, check_memory
@@ -109,38 +113,38 @@ class Pipeline(ModelState):
         with told_if_refused():
             self.graph = plan_graph(workload, self.plan, graph)
         self._member = Membership(self.plan, timeout_s=timeout_s, backend=backend or asked_backend())
-        if training and self.rank == 0 and (said := left_in_eval(self.graph.deferred)) is not None:
-            warnings.warn(said, stacklevel=3)  # the script's line: this is decorated
-        if self._member.device.type == "cuda":
-            start_computing(self._member.device)
-        with self._member.guarded("the comparison of the ranks"):
-            given = {"remat": remat, "batch_norm": batch_norm, "check_memory": check_memory, "training": training}
-            check_alike(workload, self.graph, self._member, given)
-        self._check_room(remat_of_plan)
-        self._base_bytes = held_bytes(self._member.device) or 0
-        self.steps = self._batches = 0
-        self._unread = UnreadState(self.graph, self.rank)
-        self._outside = OutsideValues(self.graph)
-        self._loss_values = LossValues(workload)
-        self._kept = KeptModel(self.graph, self._member.device)
-        self._moved = MovedTensors(self.graph, self._loss_values.tensors)
-        with self._member.guarded("the building of the partitions"):
-            workload = workload if training else without_training(workload)
-            self._scaling = GradientScaling(scaler, workload.autocast, self._member)
-            self.scaler = self._scaling.scaler
-            self._installed = self._install(remat_of_plan)
-            self._moved.note_held(self._installed.share.held())
-            self._rank_optimizer = RankOptimizer(
-                workload, self.graph.deferred.model.named_parameters(), self._installed.updated,
-                shares=shares_of(self.graph, self.plan), beside=self._installed.updated_elsewhere,
-                holders=holder_counts(self.graph, self.plan), ranks=self._member.world,
-            )  # fmt: skip
-            self._rank_optimizer.agree(self._member.numbers)
-            self._scaling.applied = self._rank_optimizer.gradients
-            self._optimizer = PipelineOptimizer(
-                self._rank_optimizer, apply=self._update, note=self._note, called=self._note_called
-            )
-        self._member.settle()
+        with self._member.taking_part():
+            if training and self.rank == 0 and (said := left_in_eval(self.graph.deferred)) is not None:
+                warnings.warn(said, stacklevel=4)  # the script's line: this is decorated twice
+            if self._member.device.type == "cuda":
+                start_computing(self._member.device)
+            with self._member.guarded("the comparison of the ranks"):
+                given = {"remat": remat, "batch_norm": batch_norm, "check_memory": check_memory, "training": training}
+                check_alike(workload, self.graph, self._member, given)
+            self._check_room(self.plan, remat_of_plan)
+            self._base_bytes = held_bytes(self._member.device) or 0
+            self.steps = self._batches = 0
+            self._unread = UnreadState(self.graph, self.rank)
+            self._outside = OutsideValues(self.graph)
+            self._loss_values = LossValues(workload)
+            self._kept = KeptModel(self.graph, self._member.device)
+            self._moved = MovedTensors(self.graph, self._loss_values.tensors)
+            with self._member.guarded("the building of the partitions"):
+                workload = workload if training else without_training(workload)
+                self._scaling = GradientScaling(scaler, workload.autocast, self._member)
+                self.scaler = self._scaling.scaler
+                self._installed = self._install(remat_of_plan)
+                self._moved.note_held(self._installed.share.held())
+                self._rank_optimizer = RankOptimizer(
+                    workload, self.graph.deferred.model.named_parameters(), self._installed.updated,
+                    shares=shares_of(self.graph, self.plan), beside=self._installed.updated_elsewhere,
+                    holders=holder_counts(self.graph, self.plan), ranks=self._member.world,
+                )  # fmt: skip
+                self._rank_optimizer.agree(self._member.numbers)
+                self._scaling.applied = self._rank_optimizer.gradients
+                self._optimizer = PipelineOptimizer(
+                    self._rank_optimizer, apply=self._update, note=self._note, called=self._note_called
+                )
 
     @property
     def optimizer(self) -> PipelineOptimizer:
@@ -158,10 +162,9 @@ class Pipeline(ModelState):
             hint="Workload(optimizer=...) says what makes it; its param_groups may change while it trains",
         )
 
-    def _check_room(self, remat: Rematerialisation, *, given_back: int = 0) -> None:
+    def _check_room(self, plan: Plan, remat: Rematerialisation, *, given_back: int = 0) -> None:
         if self._checks_memory and self._trains and remat.takes_planned_memory:
-            with self._member.guarded("the check of the memory"):
-                self._member.check_memory(self.plan, given_back=given_back)
+            self._member.check_memory(plan, given_back=given_back)
 
     def _install(self, remat: Rematerialisation) -> Installation:
         self._clock = StepClock(self.plan, self._remat)
@@ -174,6 +177,7 @@ class Pipeline(ModelState):
         )  # fmt: skip
 
     @outside_inference()
+    @one_call()
     def move(self, plan: Plan | Path | str) -> None:
         """Go on under another plan for the same model from the next step on; every rank calls this.
 
@@ -190,8 +194,9 @@ class Pipeline(ModelState):
         Raises:
             FormatError: the plan is for another model.
             UsageError: it needs more ranks than the run has or another device for a rank, gradients wait for their
-                update, or a trace is being made. The pipeline goes on under its old plan, on every rank.
-            InfeasibleError: the plan does not fit into a worker's memory. The pipeline has left the run.
+                update, or a trace is being made.
+            InfeasibleError: the plan does not fit into a worker's memory. The pipeline goes on under its old plan, on
+                every rank, as behind the other two.
         """
         at = "the move to another plan"
         new = plan if isinstance(plan, Plan) else load_plan(Path(plan))
@@ -207,10 +212,10 @@ class Pipeline(ModelState):
         self._rank_optimizer.memory.share(self._member, at, is_idle=self._rank_optimizer.is_idle)
         verdict = self._member.agree(at, lambda: self._check_move(new, told))
         remat = Rematerialisation(self._remat, new)
+        self._check_room(new, remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded(at):
             self._member.take_place(new)
         self.plan = new
-        self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded(at):
             earlier, attributes = self._relocate(remat, verdict)
         self._member.settle()
@@ -276,6 +281,7 @@ class Pipeline(ModelState):
         return self._rank_optimizer.check(shares_of(self.graph, plan), holder_counts(self.graph, plan))
 
     @of_one_batch
+    @one_call()
     def step(
         self,
         batch: Batch | None,
@@ -380,6 +386,7 @@ class Pipeline(ModelState):
         return results[0]
 
     @of_one_batch
+    @one_call()
     def evaluate(self, batch: Batch | None, *, outputs_to: Receiver | None = None) -> StepResult:
         """The loss over a batch in eval mode, on every rank: no gradients, running statistics as they are.
 
@@ -418,6 +425,7 @@ class Pipeline(ModelState):
         return names if outputs_to is None else f", outputs_to={outputs_to!r}{names}"
 
     @of_one_batch
+    @one_call()
     def forward(self, inputs: Any, *, to: int | None = 0) -> Any:
         """The model's output for a batch's inputs, in eval mode and in the structure that the model gives it.
 
@@ -532,47 +540,6 @@ class Pipeline(ModelState):
             self.steps += 1
         return found[0] if found else None
 
-    def clip_grad_norm_(
-        self,
-        max_norm: float,
-        norm_type: float = 2.0,
-        *,
-        names: Iterable[str] | str | None = None,
-        error_if_nonfinite: bool = False,
-    ) -> float:
-        """Clip the gradients as torch.nn.utils.clip_grad_norm_ does on the whole model; all ranks call it together.
-
-        Args:
-            max_norm: Gradients with a larger norm are multiplied so that they have this one.
-            norm_type: The p of the p-norm: a positive number or math.inf.
-            names: Of parameters, of modules for all in them, or patterns: the norm is of these, and they are clipped.
-            error_if_nonfinite: Refuse a norm that is not finite; nothing was changed then.
-
-        Returns:
-            The norm of these gradients before, the same number on every rank.
-
-        Raises:
-            UsageError: `norm_type` is not positive, a name is of none, or the norm is not finite and shall be.
-        """
-        if not norm_type > 0:
-            raise UsageError(f"norm_type={norm_type}: expected a positive number or math.inf")
-        names = sorted({names} if isinstance(names, str) else {*names}) if names is not None else None
-        left_out = self._installed.gradients.left_out(names)
-        given = f"{max_norm}, norm_type={norm_type}, names={names}, error_if_nonfinite={error_if_nonfinite}"
-        self._compare(f"clip_grad_norm_({given})", "the clipping of gradients")
-        with self._member.guarded("the clipping of gradients"):
-            norm = self._installed.gradients.norm(norm_type, left_out)
-        if error_if_nonfinite and not math.isfinite(norm):
-            raise UsageError(f"the norm of the gradients is {norm}", hint="error_if_nonfinite=False clips nevertheless")
-        self._installed.gradients.shrink(norm, max_norm, left_out)
-        return norm
-
-    def clip_grad_value_(self, clip_value: float) -> None:
-        """Cut every element of the gradients to within plus or minus `clip_value`; all ranks call it together."""
-        with self._member.guarded("the clipping of gradients"):
-            self._installed.comparison.check(f"clip_grad_value_({clip_value})", exchanges=self.scaler.is_enabled())
-            self._installed.gradients.clamp(clip_value)
-
     @contextlib.contextmanager
     def trace(self, path: Path | str, *, last: int = 20, force: bool = False) -> Iterator[None]:
         """Write what every rank does in the steps of the block, action by action and on rank 0's clock.
@@ -593,8 +560,6 @@ class Pipeline(ModelState):
         Raises:
             UsageError: rank 0 cannot write `path`, a trace is being made already, or the block made no whole step.
         """
-        self._compare("trace()", "the start of a trace", shown=f"trace({str(path)!r})")
         installed, base = self._installed, self._base_bytes
         with traced(Path(path), installed, remat=self._remat, base_bytes=base, last=last, force=force):
             yield
-            self._compare("the end of trace()", "the end of a trace")

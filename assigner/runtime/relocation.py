@@ -211,7 +211,7 @@ class EarlierMemory:
                 f"the script still holds memory of {', '.join(found[:_MOST])}{more} from before pipeline.move: under"
                 " the new plan the model has other memory, and what is written to this one does not reach it; take"
                 " tensors anew from pipeline.named_parameters() and pipeline.optimizer after each move, or `del` them",
-                stacklevel=4,  # the script's line: `move` is decorated
+                stacklevel=5,  # the script's line: `move` is decorated twice
             )
 
     def _held_states(self, optimizer: RankOptimizer) -> Iterator[str]:

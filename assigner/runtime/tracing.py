@@ -19,6 +19,7 @@ from assigner.formats.document import decode, encode, now
 from assigner.formats.trace import Trace, TracedAction, TracedMessage, WorkerTrace, save_trace
 from assigner.machine.starvation import StarvationWatch
 from assigner.runtime.ranks.process import float32_precision
+from assigner.runtime.ranks.run import one_call
 from assigner.runtime.recording.clock import ClockComparison, PeersClock
 from assigner.runtime.recording.memory import MemoryGauge
 from assigner.runtime.recording.recorder import RecordedSpan, Recorder
@@ -51,25 +52,27 @@ def traced(
     `base_bytes` is what this process held before it built its partitions.
     """
     plan, member, executor = installed.plan, installed.member, installed.executor
-    if last < 1:
-        raise UsageError(f"last={last}: a trace has one step or more")
-    if executor.recorder is not None:
-        raise UsageError("a trace is being made already", hint="leave its block first")
-    member.agree(
-        "the start of a trace",
-        lambda: (
+
+    def check() -> None:
+        if member.rank == 0:
             refuse_existing(path, force=force, remedy="trace(path, force=True) replaces it")
-            if member.rank == 0
-            else None
-        ),
-    )
-    with member.guarded("the start of a trace"):
-        reference = measure_reference(member.device)
-        first = _compare_clocks(member)
-        starvation = StarvationWatch(torch.get_num_threads())
-        gauge = MemoryGauge(member.device)
-        gauge.reset_peak()
-        recorder = Recorder(gauge, last=last)
+
+    with one_call():
+        at = "the start of a trace"
+        with member.guarded(at):
+            installed.comparison.check("trace()", f"trace({str(path)!r})")
+        if last < 1:
+            raise UsageError(f"last={last}: a trace has one step or more")
+        if executor.recorder is not None:
+            raise UsageError("a trace is being made already", hint="leave its block first")
+        member.agree(at, check)
+        with member.guarded(at):
+            reference = measure_reference(member.device)
+            first = _compare_clocks(member)
+            starvation = StarvationWatch(torch.get_num_threads())
+            gauge = MemoryGauge(member.device)
+            gauge.reset_peak()
+            recorder = Recorder(gauge, last=last)
     executor.recorder = recorder
     try:
         yield
@@ -78,29 +81,33 @@ def traced(
         peak_bytes = max(recorder.highest_bytes, gauge.peak() or 0)
         gauge.close()
         starved = starvation.share()
-    if not recorder.steps:
-        raise UsageError(
-            f"{path}: no step to write: none had {plan.workload.batch_size} rows and an update",
-            hint="make steps of the plan's batch size in the block",
-        )
-    with member.guarded("the end of a trace"):
-        recorder.settle()
-        clock = PeersClock(first, _compare_clocks(member))
-        reference = reference.together(measure_reference(member.device))
-        actions = tuple(
-            _traced(number, span, clock, base_bytes)
-            for number, step in enumerate(recorder.steps)
-            for span in step.spans
-        )
-        peak = max(0, peak_bytes - base_bytes)
-        mine = WorkerTrace(member.worker or "", actions, peak, base_bytes, clock.error_s, starved, reference)
-        workers = _gathered(mine, member)
+    with one_call():
+        at = "the end of a trace"
+        with member.guarded(at):
+            installed.comparison.check("the end of trace()")
+        if not recorder.steps:
+            raise UsageError(
+                f"{path}: no step to write: none had {plan.workload.batch_size} rows and an update",
+                hint="make steps of the plan's batch size in the block",
+            )
+        with member.guarded(at):
+            recorder.settle()
+            clock = PeersClock(first, _compare_clocks(member))
+            reference = reference.together(measure_reference(member.device))
+            actions = tuple(
+                _traced(number, span, clock, base_bytes)
+                for number, step in enumerate(recorder.steps)
+                for span in step.spans
+            )
+            peak = max(0, peak_bytes - base_bytes)
+            mine = WorkerTrace(member.worker or "", actions, peak, base_bytes, clock.error_s, starved, reference)
+            workers = _gathered(mine, member)
 
-    def write() -> None:
-        if workers:
-            save_trace(_trace(plan, workers, remat=remat, steps=len(recorder.steps)), path, force=force)
+        def write() -> None:
+            if workers:
+                save_trace(_trace(plan, workers, remat=remat, steps=len(recorder.steps)), path, force=force)
 
-    member.agree("the end of a trace", write)  # training can go on without it
+        member.agree(at, write)  # training can go on without it
 
 
 def _compare_clocks(member: Membership) -> ClockComparison:

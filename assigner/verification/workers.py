@@ -186,9 +186,6 @@ class CopyingTransport(Transport):
         """What a worker puts next."""
         return self._turns.take((source, self._rank))
 
-    def meet(self) -> None:
-        """Nobody leaves before the others."""
-
     def close(self, *, failed: bool = False) -> None:  # noqa: ARG002 - nothing is waited for
         """Forget what is under way."""
         self._expected.clear()
@@ -211,11 +208,11 @@ class CopyingMembership(Membership):
         self.rank, self.worker, self.device = rank, workers[rank], torch.device("cpu")
         self.transport: Transport | None = CopyingTransport(turns, rank)
         self._ranks = range(len(workers))
-        self._watch, self._stop, self._groups = None, None, None
+        self._run, self._stop, self._groups = None, None, None
         self.groups = {}
-        self.calls = ()
-        self._left, self._settled = "", False
-        self._owns_group = self.failed = False
+        self.calls = deque(maxlen=2)
+        self._left = ""
+        self._settled = self.failed = False
 
     @property
     def ranks(self) -> range:

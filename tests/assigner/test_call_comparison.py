@@ -6,6 +6,7 @@ import inspect
 import re
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from assigner.runtime.batch.callcomparison import LEAVING, CallComparison
 from assigner.runtime.failures import questions
 from assigner.runtime.failures.callrecord import checksum, described
 from assigner.runtime.failures.questions import CALLS, Records, asked_about, called
+from assigner.runtime.ranks.membership import Membership
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,11 +38,12 @@ class Rank:
     """A member of a run of three, of which others have told what they told; the needs of a plan from rank 0 to 2."""
 
     transport, world, inputs_rank, targets_rank, targets_are_none = "there is one", 3, 0, 2, False
+    _run, begin_call = None, Membership.begin_call
 
     def __init__(self, rank: int, *others: Rank, weighs: bool = False) -> None:
         self.rank, self.weighs, self.at = rank, weighs, ""
         self.others = {each.rank: each for each in others}
-        self.calls: tuple[CallSums, ...] = ()
+        self.calls: deque[CallSums] = deque(maxlen=2)
         self.told: list[Any] = []
         self.heard = dict.fromkeys(self.others, 0)
         self.same = CallComparison(self, self, 4)

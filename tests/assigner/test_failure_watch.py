@@ -275,7 +275,7 @@ _TIME_OUT = RuntimeError("Timed out waiting 6000ms for recv operation to complet
         ({0: ("a step", "worker:2/cpu"), 2: ("forward", "")}, RuntimeError("Connection closed by peer"),
          "worker:2/cpu failed: others wait for it in vain: it is at forward, for 7 s by now; "),
         ({0: ("the end", "another worker"), 2: ("the end", "another worker")}, _TIME_OUT,
-         "worker:0/cpu failed: it did not answer in time, and waits for another itself; "),
+         "worker:0/cpu failed: it did not answer in time, and waits for another itself, at the end; "),
         ({0: ("forward", ""), 2: ("", "")}, RuntimeError("Connection reset by peer"),
          "worker:0/cpu failed: the connection to it broke, and its process is there; "),
         ({2: ("", "")}, RuntimeError("Connection reset by peer"),

@@ -134,6 +134,28 @@ def test_both_sides_of_a_disagreement_are_told_on_every_rank(disagreements, way,
         assert f"worker:{3 - int(finder)} is like worker:{0 if rank else finder}" in text
 
 
+@pytest.mark.long
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("way", "rank", "words"),
+    [
+        ("another pipeline", 1, "worker:1 and worker:0 are in .* calls step.* at .* of pipeline 2; .* of pipeline 1"),
+        ("another pipeline on rank 0", 0, "worker:0 are in .* calls step.* at .* of pipeline 1; .* of pipeline 2"),
+        ("half made", 1, "no memory of it"),
+        ("raises between", 2, "the user's own"),
+        ("a thread", 1, r"thread 'other' calls a pipeline.* while thread 'MainThread' is in a call of one"),
+    ],
+)  # fmt: skip
+def test_ranks_whose_pipelines_go_apart_are_told(disagreements, way, rank, words):
+    """All of them, and who it was; nobody waits for a time-out."""
+    found = disagreements[way]
+    assert 0 not in found["codes"]
+    for number, text in enumerate(found["stderr"]):
+        assert re.search(words, text), text
+        if number != rank and "rank 0" not in way:
+            assert f"worker:{rank}" in text
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from builders import make_plan, make_profile
 from single_rank import be_only_rank
 
 from assigner.errors import UsageError
-from assigner.runtime.messages.rendezvous import leave_group
+from assigner.runtime.ranks.membership import Membership
 from assigner.runtime.ranks.process import join_run
 
 
@@ -29,9 +29,11 @@ def test_a_run_of_too_few_ranks_leaves_no_group(monkeypatch: pytest.MonkeyPatch)
     plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"])])
     be_only_rank(monkeypatch)
     with pytest.raises(UsageError, match="needs 2 ranks, and the run has 1"):
-        join_run(plan, 30.0)
+        Membership(plan, timeout_s=30.0)
     assert not dist.is_initialized()
     alone = replace(plan, stages=(replace(plan.stages[0], partitions=("p0", "p1")),))
     be_only_rank(monkeypatch)
-    assert join_run(alone, 30.0)
-    leave_group()
+    member = Membership(alone, timeout_s=30.0)
+    assert dist.is_initialized()
+    member.close()
+    assert not dist.is_initialized()

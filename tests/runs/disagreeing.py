@@ -11,16 +11,19 @@ import gc
 import json
 import os
 import sys
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import torch
 from failures import MADE, PLAN, run
 from torch import nn
 
 from assigner import Pipeline
+from assigner.runtime import pipeline as pipelines
 from assigner.schedule.orders import listed
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
@@ -98,6 +101,19 @@ def moves(pipeline: Pipeline) -> None:
     pipeline.move(PLAN)
 
 
+def saves_in_a_thread(pipeline: Pipeline) -> None:
+    """While this rank is in a step."""
+
+    def save(_: torch.Tensor) -> None:
+        thread = threading.Thread(target=pipeline.save, args=("saved",), name="other")
+        thread.start()
+        thread.join()
+
+    for _, parameter in pipeline.named_parameters():
+        parameter.register_hook(save)
+    pipeline.step(MADE.make_batch(8, 1))
+
+
 def leaves(_: Pipeline) -> None:
     """Nothing more: the block ends."""
 
@@ -138,6 +154,29 @@ def another_graph() -> None:
             pipeline.step((inputs if pipeline.needs_inputs else None, targets if pipeline.needs_targets else None))
 
 
+def two(odd: int, way: str) -> None:
+    """Two pipelines, whose first stages are on different ranks; then one rank goes on otherwise than the others."""
+    is_odd, batch = int(os.environ["RANK"]) == odd, MADE.make_batch(8, 0)
+    turned = make_plan(MADE, [(1, ["0"]), (2, ["1"]), (0, ["2"])])
+    first = Pipeline(MADE, PLAN, timeout_s=60.0, graph=graph_of(MADE))
+    with Pipeline(MADE, turned, timeout_s=60.0, graph=graph_of(MADE)) as second, first:
+        first.step(batch)
+        second.step(batch)
+        if way == "half made":
+            if is_odd:
+                pipelines.KeptModel = Mock(side_effect=ArithmeticError("no memory of it"))
+            Pipeline(MADE, PLAN, timeout_s=60.0, graph=graph_of(MADE))
+        elif way == "raises between":
+            if is_odd:
+                raise KeyError("the user's own")
+            while True:
+                second.step(batch)
+        elif is_odd:
+            second.step(batch)
+        else:
+            first.step(batch)
+
+
 def train(odd: int, way: Callable[[Pipeline], None]) -> None:
     """One step together; then one rank does something else, and the others go on."""
     with Pipeline(MADE, PLAN, timeout_s=60.0, graph=graph_of(MADE)) as pipeline:
@@ -172,6 +211,7 @@ WAYS = {
     "save elsewhere": (0, saves_best),
     "an update left out": (0, skips_update),
     "clipping": (2, clips),
+    "a thread": (1, saves_in_a_thread),
     "move": (1, moves),
     "leaves": (1, leaves),
     "leaves on rank 0": (0, leaves),
@@ -179,6 +219,8 @@ WAYS = {
     "no batch": (2, lacks_all),
     "another graph": (-1, leaves),
 }
+
+TWO = {"another pipeline": 1, "another pipeline on rank 0": 0, "half made": 1, "raises between": 2}
 
 LISTED = listed(PLAN)
 COUNT = range(PLAN.micro_batches)
@@ -198,6 +240,9 @@ def main(folder: Path, names: list[str]) -> None:
         if not names or name in names:
             body = another_graph if name == "another graph" else partial(train, *way)
             found[name] = run(folder / str(n), body, None, quickly=True)
+    for name, rank in TWO.items():
+        if not names or name in names:
+            found[name] = run(folder / name, partial(two, rank, name), None, quickly=True)
     for name, odd in ODD_PLANS.items():
         if not names or name in names:
             found[name] = run(folder / name, partial(unlike_plans, odd), None, quickly=True)

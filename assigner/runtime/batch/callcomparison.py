@@ -33,13 +33,13 @@ import torch
 
 from assigner.errors import FormatError, UsageError, WorkerError
 from assigner.model.plainvalues import DTYPES, dtype_name, from_json, to_json
-from assigner.runtime.failures.callrecord import SETTINGS, CallSums, ToldCall, TreeSums
+from assigner.runtime.failures.callrecord import SETTINGS, ToldCall, TreeSums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from assigner.runtime.batch.needs import Needs
-    from assigner.runtime.failures.callrecord import CallRecord
+    from assigner.runtime.failures.callrecord import CallRecord, CallSums
     from assigner.runtime.ranks.membership import Membership
 
 LEAVING = "close()"
@@ -154,13 +154,10 @@ class CallComparison:
         return GivenBatch(inputs, targets, None if weigh is None else weights)
 
     def _begin(self, call: str, shown: str, inputs: TreeSums | None, targets: TreeSums | None) -> CallSums:
-        """A comparison of which other ranks can ask from now on."""
-        before = self._member.calls[-1].number if self._member.calls else 0
-        calls = (*self._noted, ToldCall.now(call, shown))
+        """A comparison, of this call and of those that were noted."""
+        noted = tuple(self._noted)
         self._noted.clear()
-        sums = CallSums(before + 1, calls, inputs, targets)
-        self._member.calls = (*self._member.calls[-1:], sums)
-        return sums
+        return self._member.begin_call((*noted, ToldCall.now(call, shown)), inputs, targets)
 
     def _compare(
         self, mine: CallSums, *, root: int | None = None, key: int = 0, weights: Sequence[float] | None = None

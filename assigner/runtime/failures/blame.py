@@ -71,7 +71,9 @@ class MissedRank(NamedTuple):
         if is_peer and not self.is_late:
             return replace(mine, error=f"the connection to it broke, and its process is there; {self.noticed}")
         if last is None or last[1] is None:
-            error = f"it did not answer in time, and waits for another itself; {self.noticed}"
+            at = next((each.at for each in doings.values() if rank_name(each.worker) == rank_name(self.peer)), "")
+            where = f", at {at}" if at else ""
+            error = f"it did not answer in time, and waits for another itself{where}; {self.noticed}"
             return replace(mine, error=error, hint=_LATE_HINT)
         at, for_s = last[1].at, last[1].for_s
         what = f"it is at {at}" if at else "it is in no call of the pipeline"

@@ -60,7 +60,7 @@ class GlooCarrier:
     """
 
     name = "gloo"
-    most_tag = (1 << 31) - 1
+    most_tag = (1 << 31) - 2  # the one above is that of turns (see `ranks.run`)
 
     def __init__(self) -> None:
         group = dist.group.WORLD

@@ -22,7 +22,7 @@ import time
 import zlib
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
@@ -67,10 +67,19 @@ _HELD = (
     " rank; or rank 0 is stopped, or torchrun, which keeps the store"
 )
 
+
+class _JoinedGroup(NamedTuple):
+    """A process group, the keys of its own in the run's store, and what looks after its connections."""
+
+    store: Store
+    connections: Connections
+    group: dist.ProcessGroup
+
+
 _groups = itertools.count()  # the n-th group of every rank is the same one
 _smaller_groups = itertools.count()  # likewise, of those of some ranks
 _stores: dict[tuple[str, int, int, int], Store] = {}
-_joined: list[tuple[Store, Connections]] = []  # of the group that this process is in, where it was made here
+_joined: list[_JoinedGroup] = []  # the one that this process is in, where it was made here
 _kept_here: dict[int, Store] = {}  # stores that this process hosts for its own host, by port
 
 
@@ -187,7 +196,8 @@ def join_group(place: Launched, timeout_s: float) -> None:
     except BaseException:
         opened.close()
         raise
-    _joined[:] = [(own, opened)]
+    assert dist.group.WORLD is not None
+    _joined[:] = [_JoinedGroup(own, opened, dist.group.WORLD)]
 
 
 def _next_group(place: Launched) -> str:
@@ -317,7 +327,7 @@ def settle_group(ranks: Sequence[int]) -> None:
     """
     number, me = next(_smaller_groups), dist.get_rank()
     if _joined and me in ranks:
-        (own, opened), *_ = _joined
+        own, opened, _ = _joined[0]
         _settle(PrefixStore(f"assigner/smaller group {number}", own), me, ranks, opened)
 
 
@@ -347,18 +357,19 @@ def check_backend(backend: Backend | None) -> None:
 
 def group_store() -> Store:
     """The store of the process group that this process is in."""
-    return _joined[0][0] if _joined else dist.distributed_c10d._get_default_store()
+    return _joined[0].store if _joined else dist.distributed_c10d._get_default_store()
 
 
 def group_connections() -> Connections | None:
     """The connections of that group; None: it was not made here."""
-    return _joined[0][1] if _joined else None
+    return _joined[0].connections if _joined else None
 
 
 def leave_group() -> None:
-    """Leave the group that `join_group` made; the run's store stays."""
-    dist.destroy_process_group()
-    _, opened = _joined.pop()
+    """Leave the group that `join_group` made, where the script has not; the run's store stays."""
+    opened = _joined[0].connections
+    if _joined.pop().group is dist.group.WORLD:
+        dist.destroy_process_group()
     opened.hang_up()  # an exception on its way may hold a message that is still awaited, and that the connections
     opened.close()
 

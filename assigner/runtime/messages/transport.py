@@ -334,10 +334,6 @@ class Transport:
             checked(f"worker:{rank}", functools.partial(answer_clock, rank))
         return ClockComparison(time.perf_counter())
 
-    def meet(self) -> None:
-        """Wait until every rank is here."""
-        checked("another worker", dist.barrier)
-
     def close(self, *, failed: bool = False) -> None:
         """Stop the threads; what is still on its way is given up, at once where the run has failed."""
         if failed:

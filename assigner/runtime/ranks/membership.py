@@ -1,4 +1,4 @@
-"""This process as a member of its run: its rank and worker, the messages to the others, and one end for all.
+"""A pipeline as a member of its run: this process's rank and worker, the messages to the others, and one end for all.
 
 Whatever a rank does for the run stands in a `guarded` block: a failure in it is told to every rank, and a failure
 elsewhere comes out of it as that other rank's error.
@@ -7,46 +7,42 @@ elsewhere comes out of it as that other rank's error.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
-import threading
-import time
+from collections import deque
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # without `__all__`
 
 from assigner import formatting as fmt
-from assigner.errors import FormatError, InfeasibleError, UsageError
-from assigner.launch.failurereport import leave_mark, take_back, words_of
+from assigner.errors import AssignerError, FormatError, InfeasibleError, UsageError
+from assigner.launch.failurereport import leave_mark, words_of
 from assigner.launch.stopping import StopSignals
 from assigner.location import rank_of
 from assigner.machine.cgroup import memory_pool
-from assigner.runtime.failures.failure import FailureWatch
-from assigner.runtime.failures.questions import CALLS, awaited, called
-from assigner.runtime.messages.rendezvous import farewell, group_connections, group_store, leave_group
+from assigner.runtime.failures.callrecord import CallSums, ToldCall
+from assigner.runtime.failures.questions import called
 from assigner.runtime.messages.sending import LostConnectionError
 from assigner.runtime.messages.transport import Transport
-from assigner.runtime.ranks.process import join_run, set_threads, worker_device
+from assigner.runtime.ranks.process import compare_plans, set_threads, worker_device
+from assigner.runtime.ranks.run import ProcessRun
 from assigner.runtime.ranks.workergroups import WorkerGroups
 from assigner.runtime.recording.memory import free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from torch.distributed import Store  # type: ignore[attr-defined]
-
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Backend
-    from assigner.runtime.failures.callrecord import CallRecord, CallSums
+    from assigner.runtime.failures.callrecord import CallRecord, TreeSums
     from assigner.runtime.ranks.workergroups import WorkerGroup
 
 
 T = TypeVar("T")
 
-_count = itertools.count()  # the n-th membership of every rank is of the same run
+_REFUSALS: dict[str, type[AssignerError]] = {each.__name__: each for each in (UsageError, FormatError, InfeasibleError)}
+"""What may be refused so that the run goes on: see `Membership.agree`."""
 
 
 @contextlib.contextmanager
@@ -69,7 +65,8 @@ class Membership:
         worker: Its worker, `worker:1/cpu`; None: the plan leaves this rank out.
         groups: Those of this rank with others that share a stage of the plan, or a parameter, by their workers.
         at: What is being done, for errors: in words, or what has words for it once it is asked.
-        calls: The last calls that were compared with those of other ranks, which may ask for them.
+        number: Which pipeline of the run it is, from 1 on, the same on every rank.
+        calls: The last calls of all pipelines that were compared with those of other ranks, which may ask for them.
         on_leaving: Called first when this process leaves the run, or drops a call that has failed.
 
     Raises:
@@ -78,35 +75,55 @@ class Membership:
 
     def __init__(self, plan: Plan, *, timeout_s: float, backend: Backend | None = None) -> None:
         self.at: object = "the start"
-        self.calls: tuple[CallSums, ...] = ()
         self.on_leaving: Callable[[], None] | None = None
         self.transport: Transport | None = None
         self.groups: Mapping[tuple[str, ...], WorkerGroup] = {}
         self._groups: WorkerGroups | None = None
-        self._watch: FailureWatch | None = None
         self._left, self._settled = "", False
         self._stop: StopSignals | None = None
-        self._thread = threading.get_ident()
-        self._process = os.getpid()
-        self._owns_group = join_run(plan, timeout_s, backend)
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.worker: str | None = None
         self.device: torch.device
-        if dist.is_initialized():
-            store = PrefixStore(f"pipeline {next(_count)}", group_store().clone())  # type: ignore[attr-defined]
-            self._watch = FailureWatch(store, self.name, ranks=self.world, connections=group_connections())
-            self._watch.on_question = self._answer
-            self._watch.doing = lambda: (str(self.at), awaited.get(self._thread, ""))
+        self._run = ProcessRun.joined(plan, timeout_s, backend)
+        self.timeout = timedelta(seconds=timeout_s)
+        self.rank, self.number = (0, 1) if self._run is None else (self._run.rank, self._run.add(self))
+        self.calls: deque[CallSums] = deque(maxlen=2) if self._run is None else self._run.calls
+        refusal: UsageError | None = None
         with self.guarded("taking its place in the run"):
-            self.take_place(plan)
-            if self._watch is not None:
+            if self._run is not None:
+                self.begin_call((ToldCall.now("Pipeline()", ""),))
+                try:
+                    compare_plans(plan)
+                except UsageError as error:  # on every rank
+                    refusal = error
+            if refusal is None:
+                self.take_place(plan)
+            if refusal is None and self._run is not None:
                 self.transport = Transport.opened(plan.workers, self.device, timeout_s=timeout_s, backend=backend)
                 direct = self.transport.direct
                 reached = frozenset[int]() if direct is None else direct.ranks
                 self._groups = WorkerGroups(self.rank, self.device, reached, timeout_s=timeout_s)
                 self._open_groups(plan)
+        if refusal is not None:
+            self.close()
+            raise refusal
         leave_mark()
-        take_back()
+
+    @contextlib.contextmanager
+    def taking_part(self) -> Iterator[None]:
+        """A block that makes this rank's share of the plan: what fails in it ends the run.
+
+        A plan that does not fit is refused on every rank: they give up their parts together, and other pipelines of
+        theirs go on.
+        """
+        try:
+            yield
+        except InfeasibleError:
+            self.close()
+            raise
+        except BaseException as error:
+            self.fail("the making of a pipeline", error)
+            raise
+        self.settle()
 
     def place(self, plan: Plan) -> tuple[str | None, torch.device]:
         """The worker that a plan has for this rank, and its device.
@@ -134,42 +151,51 @@ class Membership:
         if self.transport is None:
             self.device = device
         set_threads(plan, self.worker)
-        if self._watch is not None:
-            self._watch.worker = self.name
+        if self._run is not None:
+            self._run.watch.worker = self.name
         self._open_groups(plan)
 
     def check_memory(self, plan: Plan, *, given_back: int) -> None:
-        """Refuse a plan whose predicted peak is more than a worker has, before any of it is built; all ranks raise.
+        """Refuse a plan whose predicted peak is more than a worker has, before any of it is built; the run goes on.
 
         Ranks that take their memory from one pool need all of their peaks of it.
 
         Args:
             plan: What is to run; one without a prediction passes.
             given_back: Bytes that this process holds now and will not hold then.
+
+        Raises:
+            InfeasibleError: it is, on every rank.
         """
-        off = "check_memory=False tries it all the same"
+        at, off = "the check of the memory", "check_memory=False tries it all the same"
         predicted = plan.predicted_workers
-        for each in predicted.values():
-            if each.peak_bytes > each.capacity_bytes:
-                raise InfeasibleError(
-                    f"{each.worker}: the plan needs {fmt.size(each.peak_bytes)} at its peak, and the worker has"
-                    f" {fmt.size(each.capacity_bytes)} for it",
-                    hint=f"assigner solve finds a plan that fits; {off}",
-                )
-        mine, pool = predicted.get(self.worker or ""), memory_pool() if self.device.type == "cpu" else None
-        needed = mine.peak_bytes if mine else 0.0
-        here = (needed, free_bytes(self.device), given_back, -1.0 - self.rank if pool is None else pool)
-        told = self.numbers_of_all(here)
-        for own in {each[3]: None for each in told}:  # the pools, in the order of ranks
-            peaks, free, given = zip(*(each[:3] for each in told if each[3] == own), strict=True)
-            if sum(peaks) > (left := min(free) + sum(given)):
-                names = [f"worker:{n}" for n, each in enumerate(told) if each[3] == own and each[0]]
-                at = "their peaks" if len(names) > 1 else "its peak"
-                raise InfeasibleError(
-                    f"{' and '.join(names)}: the plan needs {fmt.size(sum(peaks))} at {at}, and {fmt.size(left)} are"
-                    " free there now",
-                    hint=f"free memory there, or profile and solve again; {off}",
-                )
+
+        def check(told: Sequence[Sequence[float]]) -> None:
+            for each in predicted.values():
+                if each.peak_bytes > each.capacity_bytes:
+                    raise InfeasibleError(
+                        f"{each.worker}: the plan needs {fmt.size(each.peak_bytes)} at its peak, and the worker has"
+                        f" {fmt.size(each.capacity_bytes)} for it",
+                        hint=f"assigner solve finds a plan that fits; {off}",
+                    )
+            for own in {each[3]: None for each in told}:  # the pools, in the order of ranks
+                peaks, free, given = zip(*(each[:3] for each in told if each[3] == own), strict=True)
+                if sum(peaks) > (left := min(free) + sum(given)):
+                    names = [f"worker:{n}" for n, each in enumerate(told) if each[3] == own and each[0]]
+                    when = "their peaks" if len(names) > 1 else "its peak"
+                    raise InfeasibleError(
+                        f"{' and '.join(names)}: the plan needs {fmt.size(sum(peaks))} at {when}, and {fmt.size(left)}"
+                        " are free there now",
+                        hint=f"free memory there, or profile and solve again; {off}",
+                    )
+
+        with self.guarded(at):
+            mine = predicted.get(self.place(plan)[0] or "")
+            needed = mine.peak_bytes if mine else 0.0
+            pool = memory_pool() if self.device.type == "cpu" else None
+            here = (needed, free_bytes(self.device), given_back, -1.0 - self.rank if pool is None else pool)
+            told = self.numbers_of_all(here)
+        self.agree(at, lambda: check(told))
 
     def settle(self) -> None:
         """This rank has its share of the plan: a call that fails on the only rank of a run leaves that as it is.
@@ -211,21 +237,22 @@ class Membership:
             What this rank's attempt gave; those of the others have ended too.
 
         Raises:
-            UsageError, FormatError: this rank's own, or that of the first rank that refused.
+            UsageError, FormatError, InfeasibleError: this rank's own, or that of the first rank that refused.
         """
-        refusal: UsageError | FormatError | None = None
+        refusal: AssignerError | None = None
         with self.guarded(at):
             try:
                 made = attempt()
-            except (UsageError, FormatError) as error:
+            except tuple(_REFUSALS.values()) as error:
                 refusal = error
             refused = self.numbers(float(refusal is not None))
             first = next((rank for rank, number in enumerate(refused) if number), None)
             if first is None:
                 return made
-            mine = refusal and [isinstance(refusal, FormatError), refusal.message, refusal.hint]
-            broken, message, hint = json.loads(self.text_from(first, json.dumps(mine)))
-        raise refusal or (FormatError if broken else UsageError)(f"worker:{first}: {message}", hint=hint)
+            kind = next((name for name, each in _REFUSALS.items() if isinstance(refusal, each)), "")
+            mine = refusal and [kind, refusal.message, refusal.hint]
+            kind, message, hint = json.loads(self.text_from(first, json.dumps(mine)))
+        raise refusal or _REFUSALS.get(kind, UsageError)(f"worker:{first}: {message}", hint=hint)
 
     def told(self, value: Any) -> list[Any]:
         """Every rank's value, plain as JSON has it, in the ranks' order, on every rank."""
@@ -246,7 +273,7 @@ class Membership:
     @property
     def _is_fork(self) -> bool:
         """Whether this is a fork of the process that has joined the run: its messages would be among that one's."""
-        return self.transport is not None and os.getpid() != self._process
+        return self._run is not None and self._run.process != os.getpid()
 
     @property
     def name(self) -> str:
@@ -261,24 +288,21 @@ class Membership:
             WorkerError: another rank failed; the message has its error.
             UsageError: this process has left the run, or is a fork of the one that is in it.
         """
-        if self._left:
-            raise UsageError(f"this pipeline has left its run: {self._left}", hint="make a new one")
+        if why := self._why_left:
+            raise UsageError(f"this pipeline has left its run: {why}", hint="make a new one")
         if self._is_fork:
             raise UsageError(
                 f"this process is a fork of {self.name}, which alone has its part in the run",
                 hint="have the rank itself make the call; a fork may use what it was handed, as tensors",
             )
         self.at = at
-        self._thread = threading.get_ident()
-        if self._watch is not None:
-            self._watch.busy_since = time.monotonic()
+        before = None if self._run is None else self._run.begin(self)
         try:
             yield
         except LostConnectionError as error:
-            assert self._watch is not None
-            failure = self._watch.lost(error.peer, str(self.at), error)
-            self._leave("another rank is gone", failed=True)
-            raise failure.to_error(traced=not self._watch.printed) from None  # the cause says it all
+            assert self._run is not None
+            failure = self._run.lost(error, str(self.at))
+            raise failure.to_error(traced=not self._run.watch.printed) from None  # the cause says it all
         except BaseException as error:
             if not self._settled:
                 self.fail(str(self.at), error)
@@ -287,25 +311,33 @@ class Membership:
                 self.on_leaving()
             raise
         finally:
-            awaited.pop(self._thread, None)
-            if self._watch is not None:
-                self._watch.idle_since = time.monotonic()
-                self._watch.busy_since = None
+            if self._run is not None:
+                self._run.rest(before)
+
+    @property
+    def _why_left(self) -> str:
+        """Why this pipeline is in its run no more; empty: it is."""
+        return self._left or ("" if self._run is None else self._run.why)
 
     def blame(self, rank: int, error: UsageError) -> None:
         """Tell the others of an error that a rank has made, though this one has found it."""
-        if self._watch is not None:
+        if self._run is not None:
             error.add_note(f"made by worker:{rank}")
-            self._watch.report(str(self.at), error, f"worker:{rank}")
+            self._run.watch.report(str(self.at), error, f"worker:{rank}")
 
     def fail(self, at: str, error: BaseException) -> None:
-        """This rank failed: tell the others, and leave the run."""
-        if self._left or self._is_fork:
+        """This rank failed: tell the others, and leave the run, with all other pipelines.
+
+        On the only rank of a run these go on: nobody is in the middle of a call of theirs.
+        """
+        if self._why_left or self._is_fork:
             return
         at = _noted(at, error, self.name)
-        if self._watch is not None:
-            self._watch.report(at, error)
-        self._leave(f"it failed in {at}: {words_of(error)}", failed=True)
+        why = f"it failed in {at}: {words_of(error)}"
+        if self._run is None or (self.world == 1 and self._run.is_shared):
+            self._leave(why)
+        else:
+            self._run.fail(at, error, why)
 
     def number_from(self, rank: int, number: float) -> float:
         """One rank's number, on every rank; what this one has sent has left when it returns."""
@@ -331,17 +363,24 @@ class Membership:
             self.transport.flush()
         return held
 
+    def begin_call(
+        self, calls: tuple[ToldCall, ...], inputs: TreeSums | None = None, targets: TreeSums | None = None
+    ) -> CallSums:
+        """A comparison of which other ranks can ask from now on: what this one calls, or makes; rank 0 calls it too.
+
+        Raises:
+            UsageError: rank 0 calls a method of another pipeline.
+        """
+        before = self.calls[-1].number if self.calls else 0
+        sums = CallSums(before + 1, calls, inputs, targets)
+        self.calls.append(sums)
+        if self._run is not None:
+            self._run.take_turn(self, sums)
+        return sums
+
     def ask_calls(self, number: int) -> dict[int, tuple[CallRecord, ...]]:
         """The last calls that the other ranks have compared, or are about to; of those that answer within seconds."""
-        return {} if self._watch is None else called(self._watch.store, self.others, number)
-
-    def _answer(self, store: Store, number: int) -> bool:
-        """The watching thread's answer to a question; False: this rank has not come to that comparison yet."""
-        calls = self.calls
-        if not calls or calls[-1].number < number:
-            return False
-        CALLS.answer(store, self.rank, tuple(each.record() for each in calls))
-        return True
+        return {} if self._run is None else called(self._run.watch.store, self.others, number)
 
     def numbers(self, number: float) -> list[float]:
         """Every rank's number, in the ranks' order, on every rank; this rank's has left when it returns."""
@@ -354,7 +393,7 @@ class Membership:
     @property
     def ranks(self) -> range:
         """All ranks of the run."""
-        return range(dist.get_world_size() if dist.is_initialized() else 1)
+        return range(1 if self._run is None else self._run.ranks)
 
     @property
     def others(self) -> list[int]:
@@ -384,25 +423,30 @@ class Membership:
         with self.guarded(at):
             return any(self.numbers(float(self._stop.requested)))
 
-    def close(self, *, check: Callable[[], None]) -> None:
+    def close(self, *, check: Callable[[], None] | None = None) -> None:
         """Leave the run, together with the other ranks; one that has failed leaves alone."""
         if self._is_fork:
             return  # its rank is in the run, over the same connections
-        goodbye = farewell() if self._owns_group else None
-        if goodbye is not None:
+        goodbye: Callable[[], None] | None = None
+        if self._run is not None and not self._why_left:
             with self.guarded("the end of the run"):
-                check()
-                if self.transport is not None:
-                    self.transport.meet()
+                if check is not None:
+                    check()
+                self._run.meet()
+            goodbye = self._run.farewell()
         self._leave("it was closed")
         if goodbye is not None:
             goodbye()  # the rank that hosts the job's store must not be gone before the others are done
 
-    def _leave(self, why: str, *, failed: bool = False) -> None:
-        """Drop an unfinished step, leave the process group if this membership joined it, and stop the threads.
+    def _leave(self, why: str) -> None:
+        if self._run is not None:
+            self._run.leave(self, why)
+        else:
+            self.drop_step(failed=False)
+            self.let_go(why, failed=False)
 
-        In this order: a thread that waits for a message wakes up when the group's connections are closed.
-        """
+    def drop_step(self, *, failed: bool) -> None:
+        """Drop an unfinished step; where the run has failed, what is under way through NCCL ends."""
         if failed and self.transport is not None and self.transport.direct is not None:
             self.transport.direct.abort()
         if failed and self._groups is not None:
@@ -411,17 +455,15 @@ class Membership:
             self._stop.close()
         if self.on_leaving is not None:
             self.on_leaving()
-        if self._owns_group:
-            leave_group()
-            self._owns_group = False
+
+    def let_go(self, why: str, *, failed: bool) -> None:
+        """Stop this pipeline's threads, and leave the groups that are its own; `why` it leaves."""
         if self.transport is not None:
             self._left = why
             self.transport.close(failed=failed)
         if self._groups is not None:
             self._groups.close()
             self.groups = {}
-        if self._watch is not None:
-            self._watch.close()
 
 
 def _noted(at: str, error: BaseException, name: str) -> str:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from assigner.errors import UsageError, WorkerError
+from assigner.errors import UsageError
 from assigner.formats.document import encode
 from assigner.launch.launcherwatch import end_with_launcher
 from assigner.location import Location
 from assigner.machine.launchedrank import launched
 from assigner.runtime.messages.nccl import check_workers, use_many_queues
-from assigner.runtime.messages.rendezvous import all_gather, check_backend, join_group, leave_group
+from assigner.runtime.messages.rendezvous import all_gather, check_backend, join_group
+from assigner.runtime.messages.sending import checked
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
@@ -39,8 +40,8 @@ def join_run(plan: Plan, timeout_s: float, backend: Backend | None = None) -> bo
     A plan on one worker without a launcher runs in this process alone.
 
     Raises:
-        UsageError: a time-out that is none, fewer ranks than the plan needs, ranks with unlike plans, a launcher that
-            says too little, or a backend that is not there.
+        UsageError: a time-out that is none, no launcher for a plan that needs one, one that says too little, or a
+            backend that is not there.
         WorkerError: some ranks did not come.
     """
     if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= _LONGEST_S):
@@ -51,26 +52,18 @@ def join_run(plan: Plan, timeout_s: float, backend: Backend | None = None) -> bo
     check_backend(backend)
     check_workers(plan, backend)
     end_with_launcher(joins=True)  # also where the user's code has made the process group
-    made = False
-    if not dist.is_initialized():
-        place = launched()
-        if place is None and plan.world_size == 1:
-            return False
-        if place is None:
-            raise UsageError(
-                f"the plan needs {plan.world_size} ranks, and this process was started alone",
-                hint="assigner run PLAN -- SCRIPT starts them on this host; torchrun, mpirun or srun on several",
-            )
-        join_group(place, timeout_s)
-        made = True
-    try:
-        _check_alike(plan)
-        check_world(plan)
-    except (UsageError, WorkerError):
-        if made:
-            leave_group()
-        raise
-    return made
+    if dist.is_initialized():
+        return False
+    place = launched()
+    if place is None and plan.world_size == 1:
+        return False
+    if place is None:
+        raise UsageError(
+            f"the plan needs {plan.world_size} ranks, and this process was started alone",
+            hint="assigner run PLAN -- SCRIPT starts them on this host; torchrun, mpirun or srun on several",
+        )
+    join_group(place, timeout_s)
+    return True
 
 
 def executed(plan: Plan) -> dict[str, str]:
@@ -86,15 +79,14 @@ def executed(plan: Plan) -> dict[str, str]:
     return found
 
 
-def _check_alike(plan: Plan) -> None:
-    """Every rank calls this: those with unlike plans would wait for messages that the others never send."""
-    try:
-        told = all_gather(dict[str, str], executed(plan))
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise WorkerError(
-            f"the ranks' plans could not be compared: {reason}", hint="a rank is gone; its own output says why"
-        ) from error
+def compare_plans(plan: Plan) -> None:
+    """Every rank calls this: those with unlike plans would wait for messages that the others never send.
+
+    Raises:
+        UsageError: the plans are unlike, or need more ranks than the run has; on every rank.
+        LostConnectionError: a rank is gone.
+    """
+    told = checked("another worker", lambda: all_gather(dict[str, str], executed(plan)))
     for rank, other in enumerate(told):
         unlike = [name for name, each in told[0].items() if other.get(name) != each]
         if unlike:
@@ -104,6 +96,7 @@ def _check_alike(plan: Plan) -> None:
                 hint="give every rank the same plan; where each reads a file of its own host, copy it there; where each"
                 " makes it of its own graph, that may go by the order of a set: PYTHONHASHSEED=0 on all of them",
             )
+    check_world(plan)
 
 
 def check_world(plan: Plan) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.model.singleprocess import as_rank
+from assigner.runtime.ranks.run import one_call
 from assigner.runtime.update.building import is_plain
 from assigner.runtime.update.namedstate import load_named_state, named_state
 from assigner.runtime.update.optimizermemory import MEMBERS
@@ -170,6 +171,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
             )
         return False
 
+    @one_call()
     def step(self, closure: Callable[[], Any] | None = None, *arguments: Any, **settings: Any) -> Any:
         """Apply the gradients, on all ranks together.
 
@@ -221,6 +223,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
 
     step.hooked = True  # type: ignore[attr-defined]  # else torch wraps it: hooks run in the user's optimizer's step
 
+    @one_call()
     def zero_grad(self, *arguments: Any, **settings: Any) -> None:
         """Drop this rank's gradients, as the user's optimizer does; all ranks do.
 
