@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from example_plans import cut, make_plan, tiny
 
 import assigner
@@ -60,13 +58,10 @@ def test_ranks_that_share_memory_need_all_of_their_peaks_of_it(
     plan: Plan, pools: tuple[float, ...], refused: bool
 ) -> None:
     """Each of two has room for its own peak, and both together have not; in groups of their own they have."""
-    rank = SimpleNamespace(
-        worker="worker:0/cpu", device=torch.device("cpu"), rank=0,
-        numbers_of_all=lambda _: [[1e6, 1.8e6, 0.0, pools[0]], [1e6, 1.9e6, 0.1e6, pools[1]]],
-    )  # fmt: skip
+    told = [[1e6, 1.8e6, 0.0, pools[0]], [1e6, 1.9e6, 0.1e6, pools[1]]]
     words = "worker:0 and worker:1: the plan needs 1.91 MiB at their peaks, and 1.81 MiB are free there now"
     with pytest.raises(assigner.InfeasibleError, match=words) if refused else nullcontext():
-        membership.Membership.check_memory(cast("membership.Membership", rank), plan, given_back=0)
+        membership.check_room(plan.predicted_workers, told)
 
 
 def test_rematerialising_everything_needs_less_than_was_predicted(plan: Plan) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from assigner.formats.plan import Plan
+    from assigner.formats.prediction import WorkerPrediction
     from assigner.formats.terms import Backend
     from assigner.runtime.failures.callrecord import CallRecord, TreeSums
     from assigner.runtime.ranks.workergroups import WorkerGroup
@@ -167,35 +168,15 @@ class Membership:
         Raises:
             InfeasibleError: it is, on every rank.
         """
-        at, off = "the check of the memory", "check_memory=False tries it all the same"
+        at = "the check of the memory"
         predicted = plan.predicted_workers
-
-        def check(told: Sequence[Sequence[float]]) -> None:
-            for each in predicted.values():
-                if each.peak_bytes > each.capacity_bytes:
-                    raise InfeasibleError(
-                        f"{each.worker}: the plan needs {fmt.size(each.peak_bytes)} at its peak, and the worker has"
-                        f" {fmt.size(each.capacity_bytes)} for it",
-                        hint=f"assigner solve finds a plan that fits; {off}",
-                    )
-            for own in {each[3]: None for each in told}:  # the pools, in the order of ranks
-                peaks, free, given = zip(*(each[:3] for each in told if each[3] == own), strict=True)
-                if sum(peaks) > (left := min(free) + sum(given)):
-                    names = [f"worker:{n}" for n, each in enumerate(told) if each[3] == own and each[0]]
-                    when = "their peaks" if len(names) > 1 else "its peak"
-                    raise InfeasibleError(
-                        f"{' and '.join(names)}: the plan needs {fmt.size(sum(peaks))} at {when}, and {fmt.size(left)}"
-                        " are free there now",
-                        hint=f"free memory there, or profile and solve again; {off}",
-                    )
-
         with self.guarded(at):
             mine = predicted.get(self.place(plan)[0] or "")
             needed = mine.peak_bytes if mine else 0.0
             pool = memory_pool() if self.device.type == "cpu" else None
             here = (needed, free_bytes(self.device), given_back, -1.0 - self.rank if pool is None else pool)
             told = self.numbers_of_all(here)
-        self.agree(at, lambda: check(told))
+        self.agree(at, lambda: check_room(predicted, told))
 
     def settle(self) -> None:
         """This rank has its share of the plan: a call that fails on the only rank of a run leaves that as it is.
@@ -464,6 +445,36 @@ class Membership:
         if self._groups is not None:
             self._groups.close()
             self.groups = {}
+
+
+def check_room(predicted: Mapping[str, WorkerPrediction], told: Sequence[Sequence[float]]) -> None:
+    """Refuse a plan of which a worker needs more than its capacity, or the ranks of one pool more than that has left.
+
+    Args:
+        predicted: The plan's prediction of each worker.
+        told: Of each rank, in bytes: its peak, what is free, what it will have given back; and its pool of memory.
+
+    Raises:
+        InfeasibleError: it does not fit.
+    """
+    off = "check_memory=False tries it all the same"
+    for each in predicted.values():
+        if each.peak_bytes > each.capacity_bytes:
+            raise InfeasibleError(
+                f"{each.worker}: the plan needs {fmt.size(each.peak_bytes)} at its peak, and the worker has"
+                f" {fmt.size(each.capacity_bytes)} for it",
+                hint=f"assigner solve finds a plan that fits; {off}",
+            )
+    for pool in {each[3]: None for each in told}:  # in the order of ranks
+        peaks, free, given = zip(*(each[:3] for each in told if each[3] == pool), strict=True)
+        if sum(peaks) > (left := min(free) + sum(given)):
+            names = [f"worker:{rank}" for rank, each in enumerate(told) if each[3] == pool and each[0]]
+            when = "their peaks" if len(names) > 1 else "its peak"
+            raise InfeasibleError(
+                f"{' and '.join(names)}: the plan needs {fmt.size(sum(peaks))} at {when}, and {fmt.size(left)} are free"
+                " there now",
+                hint=f"free memory there, or profile and solve again; {off}",
+            )
 
 
 def _noted(at: str, error: BaseException, name: str) -> str:
