@@ -4,11 +4,6 @@ BIN := .venv/bin
 READY := .venv/.ready
 TOOLS := .venv/.tools
 
-# Of the benchmarks' scripts, which nothing else runs, whether what they ask of the package is there.
-NAMES_ALONE := --follow-imports silent --allow-untyped-calls --implicit-reexport --no-warn-return-any \
-	--no-warn-unused-ignores --disable-error-code arg-type --disable-error-code list-item --disable-error-code misc \
-	--disable-error-code union-attr
-
 # The demo's size; CI runs it smaller.
 DEMO_WORKLOAD ?= examples/gpt.py:workload(width=192)
 DEMO_STEPS ?= 40
@@ -95,7 +90,7 @@ lint: $(TOOLS)
 types: $(TOOLS)
 	$(BIN)/mypy
 	for folder in benchmarks/*/; do (cd $$folder && MYPYPATH=../..:../../tests:../../examples ../../$(BIN)/mypy \
-		--config-file ../../pyproject.toml --cache-dir ../../.mypy_cache $(NAMES_ALONE) *.py) || exit 1; done
+		--config-file ../../pyproject.toml --cache-dir ../../.mypy_cache *.py) || exit 1; done
 
 # The site, in site/; a broken link or anchor ends the build.
 docs: $(TOOLS)

@@ -27,8 +27,9 @@ import torch  # noqa: E402 - it takes seconds, in which this process may be kill
 from torch import nn  # noqa: E402
 
 from assigner import Pipeline, Workload  # noqa: E402
-from assigner.formats.plan import Plan, Stage  # noqa: E402
+from assigner.formats.plan import Plan  # noqa: E402
 from assigner.formats.profile import WorkloadReference  # noqa: E402
+from assigner.formats.stage import Stage  # noqa: E402
 from assigner.model.marking import partition_graph  # noqa: E402
 
 

@@ -55,10 +55,11 @@ def main() -> int:
 
 def train(workload: assigner.Workload, graph: PartitionGraph, plan: Path, trace: Path, steps: int) -> int:
     """One run on this rank. The warm-up is not traced: it sets up memory and connections, and ranks compare more."""
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*address, is_master=False)  # type: ignore[attr-defined]
     dist.init_process_group(
-        "gloo", store=dist.PrefixStore(str(trace), store), rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
+        "gloo", store=dist.PrefixStore(str(trace), store),  # type: ignore[attr-defined]
+        rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]),
     )  # fmt: skip
     try:
         with assigner.Pipeline(workload, plan, graph=graph) as pipeline:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import assigner
-from assigner.formats.plan import Plan, Schedule
+from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.stage import Stage
 from assigner.model.marking import partition_graph
@@ -19,6 +19,7 @@ from assigner.model.marking import partition_graph
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from assigner.formats.terms import Schedule
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Batch, Workload
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from chain import Chain
 
-    from assigner.formats.plan import Plan, Schedule
-    from assigner.formats.terms import RunRemat
+    from assigner.formats.plan import Plan
+    from assigner.formats.terms import RunRemat, Schedule
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 

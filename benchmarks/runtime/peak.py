@@ -71,8 +71,9 @@ def measured(make: Callable[[Chain], Contender], chain: Chain, steps: int) -> in
 
 def join(name: str) -> None:
     """Be a rank of a process group under this name, once all are: one that ended before would cut off the others."""
-    server = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    store = dist.PrefixStore(name, server)
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    server = dist.TCPStore(*address, is_master=False)  # type: ignore[attr-defined]
+    store = dist.PrefixStore(name, server)  # type: ignore[attr-defined]
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     store.set(f"joined {rank}", "")
