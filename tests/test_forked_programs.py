@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forked_ranks import shared_server
 
 import assigner
 
@@ -84,3 +85,41 @@ def test_a_signal_reaches_the_program(programs: Path, number: int, code: int) ->
     while program.is_dir():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+SERVER = """
+import os, select, sys
+from pathlib import Path
+if os.fork():
+    os._exit(0)
+sys.path.append({tests!r})
+from forked_ranks import deserted
+folder = Path(sys.argv[2])
+(folder / f"began {{os.getpid()}}").touch()
+while select.select([0], [], []) and not deserted(folder):
+    pass
+(folder / f"ended {{os.getpid()}}").touch()
+"""
+
+
+def test_a_server_is_there_as_long_as_somebody_wants_it(tmp_path: Path) -> None:
+    """The first one starts it, the second finds it; it ends behind the last one, and is then started anew."""
+    script = tmp_path / "server.py"
+    script.write_text(SERVER.format(tests=str(Path(__file__).parent)))
+
+    def seen(began: int, ended: int) -> bool:
+        until = time.monotonic() + 600
+        while (len([*tmp_path.glob("began *")]), len([*tmp_path.glob("ended *")])) != (began, ended):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return True
+
+    for n in range(2):
+        first, second = (shared_server(tmp_path, str(script), dict(os.environ)) for _ in range(2))
+        assert first.__enter__() == second.__enter__()
+        assert seen(n + 1, n)
+        first.__exit__(None, None, None)
+        with shared_server(tmp_path, str(script), dict(os.environ)):
+            assert seen(n + 1, n)
+        second.__exit__(None, None, None)
+        assert seen(n + 1, n + 1)
