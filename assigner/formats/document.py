@@ -34,6 +34,8 @@ _NAME, _LEFT_OUT = "name", "left out"
 LARGEST = 1e18
 """The largest number of a file: more than any time in seconds, memory in bytes or price is, and sums and products of
 some of them are finite."""
+DERIVED = "derived"
+"""What `show --json` and `solve --json` add to a plan, which is a file of one all the same."""
 _LEAST = 1e-200
 """What is nearer to 0 is no figure of anything, and read as 0: quotients by it may not be finite."""
 _EXACT = 2**53
@@ -335,14 +337,15 @@ def read(path: Path, kind: type[T], *, name: str, versions: Sequence[str]) -> T:
     except FormatError as error:
         raise FormatError(f"{path}: {error.message}", hint=error.hint) from error
     if is_known and launched_rank() in (None, 0):
-        _tell_unknown([*unknown_fields(kind, document)], path, name)
+        _tell_unknown([each for each in unknown_fields(kind, document) if each[0] != DERIVED], path, name)
     return found
 
 
 def _tell_unknown(unknown: Sequence[tuple[str, str, Sequence[str]]], path: Path, name: str) -> None:
     if unknown:
         (where, field, known), *others = unknown
-        more = f"; so are {len(others)} more, as {others[0][0]}" if others else ""
+        more = f"; so is {others[0][0]}" if others else ""
+        more += f", and {len(others) - 1} more" if len(others) > 1 else ""
         told = f"{path}: {where} is no field of a {name}, and is left out ({meant(field, known, 'there are')}){more}"
         warnings.warn(printable(told, most=LONGEST), UnknownFieldWarning, stacklevel=4)  # where it is loaded
 

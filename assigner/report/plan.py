@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.formats.document import encode
+from assigner.formats.document import DERIVED, encode
 from assigner.formats.fineness import cut_text, split_text
 from assigner.formats.solverreport import UNDIVIDED
 from assigner.report.clock import clock_data, clock_table, is_long
@@ -368,7 +368,7 @@ def plan_data(plan: Plan, *, profile: Profile | None = None, notes: Sequence[str
         "memory_bytes": memory_data(plan, profile),
         "what_if": what_if_data(plan),
     }
-    return {**encode(plan), "derived": derived}
+    return {**encode(plan), DERIVED: derived}
 
 
 def candidates(plan: Plan, *, most: int | None = None) -> Report:

@@ -148,7 +148,7 @@ def test_a_field_that_there_is_not_is_told_of(tmp_path, monkeypatch) -> None:
     with pytest.warns(UnknownFieldWarning) as told:
         assert read(path, Tree, name="tree", versions=("1.3",)).leaves[1] == Leaf("b")
     assert [str(each.message) for each in told] == [
-        f"{path}: notes is no field of a tree, and is left out (did you mean note?); so are 2 more, as colour"
+        f"{path}: notes is no field of a tree, and is left out (did you mean note?); so is colour, and 1 more"
     ]
     path.write_text(json.dumps(good | {"leaves": wrong["leaves"]}))
     with pytest.warns(UnknownFieldWarning, match=r"leaves\[1\]\.shared is no field .* \(did you mean share\?\)$"):
