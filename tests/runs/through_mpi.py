@@ -75,7 +75,7 @@ def messages() -> dict[str, Any]:
     transport.put(put, 1 - me)
     got = transport.get(1 - me)
     transport.flush()
-    transport.meet()
+    dist.barrier()
     transport.close()
     return {"right": right, "got": got == put}
 

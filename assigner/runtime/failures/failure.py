@@ -167,12 +167,20 @@ class FailureWatch:
         self.thread.start()
         atexit.register(self.close)  # a thread inside the store when the interpreter ends would abort the process
 
-    def report(self, where: str, error: BaseException, worker: str | None = None) -> Failure:
-        """Write a failure of this rank, or of another worker, unless there is one already; return the first."""
+    def report(self, where: str, error: BaseException, worker: str | None = None, *, knows: bool = True) -> Failure:
+        """Write a failure of this rank, or of another worker, unless there is one already; return the first.
+
+        Args:
+            where: What was being done.
+            error: It.
+            worker: Whose it is; None: this one's.
+            knows: The thread that does something for the run knows of it, and leaves.
+        """
         kind, trace = type(error), shortened("".join(traceback.format_exception(error)))
         hint = error.hint if isinstance(error, AssignerError) else None
         worker = worker or self.worker
-        return self._write(Failure(worker, where, words_of(error), kind.__name__, kind.__module__, trace, hint))
+        found = Failure(worker, where, words_of(error), kind.__name__, kind.__module__, trace, hint)
+        return self._write(found, knows=knows)
 
     def accuse(self, worker: str, why: str) -> None:
         """Write that another rank is lost, which this one's main thread may not know: watching threads see to it."""
@@ -255,8 +263,9 @@ class FailureWatch:
         self.thread.join(_END_S)
         self.store.close()
 
-    def _write(self, failure: Failure) -> Failure:
-        self.known.set()
+    def _write(self, failure: Failure, *, knows: bool = True) -> Failure:
+        if knows:
+            self.known.set()
         try:
             first = seal_first(self.store, _KEY, failure).cleaned()
         except DistError:

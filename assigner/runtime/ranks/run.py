@@ -241,7 +241,10 @@ class ProcessRun:
 
     def fail(self, at: str, error: BaseException, why: str = "") -> None:
         """This rank failed: tell the others; all pipelines of this process leave the run."""
-        self.watch.report(at, error)
+        is_alone = _calling.acquire(blocking=False)
+        if is_alone:
+            _calling.release()
+        self.watch.report(at, error, knows=is_alone)
         self.end(why or f"it failed in {at}: {words_of(error)}")
 
     def end(self, why: str) -> None:
