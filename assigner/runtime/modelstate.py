@@ -278,7 +278,7 @@ class ModelState:
         Raises:
             UsageError: `norm_type` is not positive, a name is of none, or the norm is not finite and shall be.
         """
-        if not norm_type > 0:
+        if not (norm_type := float(norm_type)) > 0:
             raise UsageError(f"norm_type={norm_type}: expected a positive number or math.inf")
         names = sorted({names} if isinstance(names, str) else {*names}) if names is not None else None
         left_out = self._installed.gradients.left_out(names)

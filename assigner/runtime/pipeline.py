@@ -15,7 +15,7 @@ from assigner.launch.steptimes import StepClock
 from assigner.location import rank_of
 from assigner.model.deferred.modes import left_in_eval
 from assigner.model.deferred.originals import keep_moved
-from assigner.model.marking.casting import refuse_other_casting
+from assigner.model.marking.casting import refuse_contexts
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
 from assigner.runtime.forward.lossvalues import LossValues
 from assigner.runtime.forward.randomness import kept_generators
@@ -319,7 +319,7 @@ class Pipeline(ModelState):
             raise UsageError("max_norm without an update", hint="call pipeline.clip_grad_norm_ before the update")
         self._require_training()
         self._check_receiver(outputs_to)
-        refuse_other_casting(self.workload.autocast, self._member.device.type)
+        refuse_contexts(self.workload.autocast, self._member.device.type)
         if update and self._rank_optimizer.needs_closure:
             return self._searched(batch, scale, max_norm, outputs_to)
         recorder = self._installed.executor.recorder
@@ -405,7 +405,7 @@ class Pipeline(ModelState):
         """
         self.workload.require_loss()
         self._check_receiver(outputs_to)
-        refuse_other_casting(self.workload.autocast, self._member.device.type)
+        refuse_contexts(self.workload.autocast, self._member.device.type)
         call = f"evaluate({self._asked(outputs_to).removeprefix(', ')})"
         with self._member.guarded("the start of an evaluation"), kept_generators(self._member.device):
             self._kept.check(self.state_dict, training=False)
@@ -445,7 +445,7 @@ class Pipeline(ModelState):
                 floating number, or the workload has a `weight`, which asks for targets (see `evaluate`), or sums.
         """
         self._member.check_rank(to)
-        refuse_other_casting(self.workload.autocast, self._member.device.type)
+        refuse_contexts(self.workload.autocast, self._member.device.type)
         with self._member.guarded("the start of a forward"), kept_generators(self._member.device):
             self._kept.check(self.state_dict, training=False)
             return self._installed.forward(inputs, self._batches, to)

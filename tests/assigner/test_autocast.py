@@ -9,7 +9,9 @@ import pytest
 import torch
 from mixed_precision import Mixed, make_workload, plain_step
 from torch import nn
-from workloads import WIDTH, Skips, graph_of, make_plan, workload
+from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
+from workloads import WIDTH, Skips, graph_of, make_plan, pipeline_of, workload
 
 from assigner import Pipeline
 from assigner.errors import MarkingError, UsageError
@@ -82,6 +84,42 @@ def test_other_types_are_refused() -> None:
     """What autocast cannot compute in is refused by name."""
     with pytest.raises(UsageError, match="autocast: 'int8'"):
         replace(make_workload(), autocast="int8")
+
+
+class Rounding(TorchFunctionMode):
+    """What linear layers give, to 1/64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.mul(64).round().div(64) if func is nn.functional.linear else made
+
+
+@pytest.mark.parametrize(("context", "named"), [
+    (parametrize.cached, r"parametrize\.cached\(\) is on"), (Rounding, "Rounding, a TorchFunctionMode, is on"),
+    (lambda: torch.autocast("cpu", dtype=torch.bfloat16), "torch.autocast is on"),
+])  # fmt: skip
+def test_what_is_on_around_a_call(context: Any, named: str) -> None:
+    """Is refused where forwards of partitions would not have it as the whole model's; behind it all goes on."""
+    made = workload(lambda: nn.Sequential(symmetric(nn.Linear(WIDTH, WIDTH)), nn.Linear(WIDTH, 1)), "0", "1")
+    batch = made.make_batch(4, 0)
+    with pipeline_of(made, make_plan(made)) as pipeline, torch.device("cpu"):
+        for call in (pipeline.step, pipeline.evaluate, lambda each: pipeline.forward(each[0])):
+            with context(), pytest.raises(UsageError, match=named):
+                call(batch)
+            call(batch)
+
+
+def symmetric(layer: nn.Linear) -> nn.Linear:
+    """Its weight is made of a parameter, and torch may keep it from one use to the next."""
+    parametrize.register_parametrization(layer, "weight", Symmetric())
+    return layer
+
+
+class Symmetric(nn.Module):
+    """Of the upper half of a matrix."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.triu() + weight.triu(1).T
 
 
 def test_a_forward_under_autocast_of_its_own() -> None:

@@ -444,6 +444,7 @@ def test_norms_that_make_no_sense():
         pipeline.step(made.make_batch(8, 0), update=False)
         with pytest.raises(UsageError, match="norm_type=0"):
             pipeline.clip_grad_norm_(1.0, 0)
+        assert pipeline.clip_grad_norm_(math.inf, "inf") == pipeline.clip_grad_norm_(math.inf, math.inf)  # as torch's
         with pytest.raises(UsageError, match="no module with parameters, has a name as 'part'"):
             pipeline.clip_grad_norm_(1.0, names=("last", "part"))
 

@@ -1,4 +1,7 @@
-"""Automatic mixed precision: capture, training and profiling run a model's operations under the same autocast."""
+"""Automatic mixed precision: capture, training and profiling run a model's operations under the same autocast.
+
+What else a script has on around its calls that would not reach a model's operations as in its own loop is refused.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.utils import parametrize
+from torch.overrides import _get_current_function_mode_stack
 
 from assigner.errors import UsageError
 from assigner.model.plainvalues import dtype_name
@@ -22,11 +27,13 @@ def casting(autocast: str | None, device_type: str) -> AbstractContextManager[ob
     return torch.autocast(device_type, getattr(torch, autocast))
 
 
-def refuse_other_casting(autocast: str | None, device_type: str) -> None:
+def refuse_contexts(autocast: str | None, device_type: str) -> None:
     """Ranks have agreed on the types that they send each other, by the workload's own autocast.
 
     Raises:
-        UsageError: the caller's code runs under `torch.autocast` to another type.
+        UsageError: the caller's code runs under `torch.autocast` to another type; with parametrisations cached, which
+            forwards of micro-batches, recomputes and a capture would find of each other; or under a mode of the
+            user's for torch's functions, of which graphs between partitions call others.
     """
     said = dtype_name(torch.get_autocast_dtype(device_type))
     if torch.is_autocast_enabled(device_type) and said != autocast:
@@ -35,6 +42,19 @@ def refuse_other_casting(autocast: str | None, device_type: str) -> None:
             " than they expect",
             hint=f"Workload(autocast={said!r}), and call the pipeline outside of torch.autocast",
         )
+    if parametrize._cache_enabled:
+        raise UsageError(
+            "torch.nn.utils.parametrize.cached() is on where the pipeline is called: what one forward has made of a"
+            " weight the next micro-batch's, or the recompute, would go on with",
+            hint="leave it out; or within the forward of the module that uses the weight more than once",
+        )
+    for mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+        if not type(mode).__module__.startswith("torch."):
+            raise UsageError(
+                f"{type(mode).__name__}, a TorchFunctionMode, is on where the pipeline is called: between partitions"
+                " runs what a capture has made of the model's code, and that calls other functions",
+                hint="enter it within the forward of a marked module, and in the loss",
+            )
 
 
 @contextlib.contextmanager
