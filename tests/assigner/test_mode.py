@@ -279,6 +279,33 @@ def test_it_is_said_by_the_pipeline_and_by_the_check():
     assert "'0': built in eval mode" in check_model(made, graph_of(made)).cautions[0]
 
 
+SETTINGS = {"frozen": False}
+
+
+class FrozenLater(Block):
+    """Its BatchNorm trains until the script says otherwise, which a training loop's `train()` of each epoch sees."""
+
+    def train(self, mode: bool = True) -> FrozenLater:
+        super().train(mode)
+        self._settle()
+        return self
+
+    def _settle(self) -> None:
+        if SETTINGS["frozen"]:
+            self.norm.eval()
+
+
+def test_a_train_that_reads_what_the_script_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody calls it again, so the step behind the change is refused."""
+    made = workload(lambda: nn.Sequential(FrozenLater(), nn.Linear(WIDTH, 1)), "0", "1")
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        pipeline.evaluate(made.make_batch(8, 1))
+        monkeypatch.setitem(SETTINGS, "frozen", True)
+        with pytest.raises(UsageError, match=r"SETTINGS\['frozen'\] has changed .* a train\(\) of a module's own"):
+            pipeline.step(made.make_batch(8, 2))
+
+
 @pytest.mark.parametrize("signature", ["self", "self, data", "self, memory, batch_size=32"])
 def test_a_train_that_is_no_switch(signature):
     """A training loop of that name is refused, and not called."""

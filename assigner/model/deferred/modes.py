@@ -7,6 +7,7 @@ a part's own               is called on the copy: it may merge weights, which no
 from __future__ import annotations
 
 import inspect
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -14,8 +15,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from assigner import formatting as fmt
 from assigner.errors import UsageError
+from assigner.model.deferred.codenames import words_in
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import ABSENT, Memento
+from assigner.model.deferred.ownership import is_users
 from assigner.usercode import user_code
 
 if TYPE_CHECKING:
@@ -39,6 +42,19 @@ def settle_mode(model: Any) -> None:
 
 def _has_own(module: nn.Module) -> bool:
     return type(module).train is not nn.Module.train
+
+
+def train_methods(modules: Iterable[nn.Module]) -> list[FunctionType]:
+    """What runs of the classes of those with a `train` of their own where it is called: that, and what it names."""
+    found: dict[FunctionType, None] = {}
+    waiting = [(type(each), "train") for each in modules if _has_own(each)]
+    while waiting:
+        kind, name = waiting.pop()
+        for method in (vars(base).get(name) for base in kind.__mro__):
+            if isinstance(method, FunctionType) and is_users(method.__module__) and method not in found:
+                found[method] = None
+                waiting += ((kind, word) for word in words_in(method.__code__))
+    return [*found]
 
 
 def _check_switch(name: str, module: nn.Module) -> None:

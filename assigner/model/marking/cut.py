@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.modes import train_methods
 from assigner.model.deferred.originals import keep_left
 from assigner.model.deferred.origins import digest
 from assigner.model.deferred.vocabulary import vocabulary_of
@@ -77,12 +78,14 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
             second = captured_for(maker(2 * EXAMPLE_ROWS), any_rows=False)
             larger = Cutter(deferred, marked, second, workload.autocast, rows=rows).output()
             cut = replace(cut, output=_following(cut.output, larger, rows.group * EXAMPLE_ROWS))
+    trains = train_methods(deferred.model.modules())
     calls: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for call in captured.calls:
         calls[call.label].append(call.effects.order)
     order = {label: _together(each) for label, each in calls.items()}
     return replace(
-        cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left, order=order, rows=rows,
+        cut, read=read, read_by_train=Memento((), trains, vocabulary=vocabulary_of((), others=trains), top="read"),
+        read_elsewhere=captured.read_elsewhere, left=captured.left, order=order, rows=rows,
         first=FirstCut(
             maker, learnt=any(call.learnt for call in captured.calls), opened=captured.opened,
             notes=[captured.notes], tables=[captured.kept],

@@ -206,6 +206,7 @@ class PartitionGraph:
         marks: Names of the marked modules.
         domain: The inputs that all this holds for.
         read: Python values that the model's code outside of partitions can read, as they were when it was captured.
+        read_by_train: Those that a `train` of a module's own can read, which is called once, behind the builder.
         read_elsewhere: What code outside of partitions reads of their modules: the modules' names, and attributes'.
         flags: What code outside of partitions was told of parameters' `requires_grad`.
         writes: What the forward changes of the model's inputs.
@@ -225,6 +226,7 @@ class PartitionGraph:
     marks: tuple[str, ...]
     domain: Domain
     read: Memento = field(default_factory=lambda: Memento(()))
+    read_by_train: Memento = field(default_factory=lambda: Memento(()))
     read_elsewhere: frozenset[tuple[str, str]] = frozenset()
     flags: Mapping[str, bool] = field(default_factory=dict)
     writes: InputWrites = field(default_factory=InputWrites)
@@ -250,6 +252,13 @@ class PartitionGraph:
                 f"{change.name} has changed since the model was captured: the code between its partitions can read"
                 " it, and would go on with the old value",
                 hint="read it inside a marked module, which runs as it is; or make a new pipeline after the change",
+            )
+        for change in self.read_by_train.changes():
+            raise UsageError(
+                f"{change.name} has changed since the model was captured: a train() of a module's own can read it,"
+                " which a script's loop would call again, and the pipeline does not",
+                hint="read it in the module's forward; or make a new pipeline after the change, which goes on with what"
+                " pipeline.save has kept",
             )
 
     def check_flags(self, parameters: Mapping[str, torch.Tensor]) -> None:
