@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.model.deferred.memento import found_at, put
@@ -157,10 +158,11 @@ class BatchPasses:
             for group, program, executor in zip(groups, programs, executors, strict=True):
                 if self.trains:
                     executor.recorder = self.executor(self.variants.planned).recorder
-                numbers = executor.run(
-                    program, group.micro_batches, number, places=group.places, loss_factor=loss_factor, outputs=outputs,
-                    reduction=reduction if self.as_planned else None,
-                )  # fmt: skip
+                with _going_back(group.micro_batches):
+                    numbers = executor.run(
+                        program, group.micro_batches, number, places=group.places, loss_factor=loss_factor,
+                        outputs=outputs, reduction=reduction if self.as_planned else None,
+                    )  # fmt: skip
                 for rank in group.variant.makers:
                     found[rank] = added(found.get(rank) or nothing(self.workload), numbers)
             self.watch.end()
@@ -210,3 +212,20 @@ class BatchPasses:
         for executor in self._executors.values():
             executor.forget()
         self.watch.forget()
+
+
+@contextlib.contextmanager
+def _going_back(micro_batches: Sequence[MicroBatch]) -> Iterator[None]:
+    """Say where each backward in the block goes on through what the script has computed the batch with."""
+    try:
+        yield
+    except RuntimeError as error:
+        given = pytree.tree_leaves([(each.inputs, each.targets) for each in micro_batches])
+        has_graph = any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in given)
+        if not has_graph or "backward through the graph a second time" not in str(error):
+            raise
+        raise UsageError(
+            "the batch has a tensor that the script has computed with a gradient, and each of"
+            f" {len(micro_batches)} micro-batches goes back through what has computed it, which torch keeps for one",
+            hint="give it by detach() where nothing there trains; else have the model compute it",
+        ) from error

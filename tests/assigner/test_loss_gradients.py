@@ -606,3 +606,19 @@ def test_a_gradient_in_evaluations_too():
     assert any("cannot be evaluated: Workload.loss" in each and "is_grad_enabled" in each for each in found.cautions)
     with pipeline_of(made, make_plan(made)) as pipeline, pytest.raises(UsageError, match="gradient in an evaluation"):
         pipeline.evaluate(made.make_batch(8, seed=1))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_batch_that_was_computed_with_a_gradient(micro_batches):
+    """One micro-batch goes back through what has computed it, as a plain step does; that several cannot is said."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "0", "1")
+    x, y = made.make_batch(8, 0)
+    scale = torch.ones(WIDTH, dtype=x.dtype, requires_grad=True)
+    with pipeline_of(made, make_plan(made, micro_batches=micro_batches)) as pipeline:
+        if micro_batches == 1:
+            pipeline.step(((x * scale).exp(), y))
+            assert scale.grad.abs().sum() > 0
+        else:
+            with pytest.raises(UsageError, match="each of 2 micro-batches goes back through what has computed it"):
+                pipeline.step(((x * scale).exp(), y))
+        pipeline.step(((x * scale).exp().detach(), y))
