@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from foreign.case import case
@@ -194,3 +196,28 @@ between("a sparse tensor", lambda y: y.to_sparse(), lambda out: out.to_dense(), 
 between("a bool tensor beside a float one", lambda y: (y, y > 0), lambda out: out[0] * out[1])
 between("rows that are not the batch's", lambda y: (y, y.mean(0)), lambda out: out[0] - out[1], inherent=True)
 between("an empty tensor", lambda y: (y, y[:, :0]), lambda out: out[0] + out[1].sum())
+
+
+class Level(enum.IntFlag):
+    """Of which two are one member without a name of its own."""
+
+    LOW = 1
+    HIGH = 2
+
+
+@dataclasses.dataclass
+class Normalised:
+    """Changes what it is given when it is made, and keeps what is no field."""
+
+    score: torch.Tensor
+    total: torch.Tensor = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.score = self.score / 2
+        self.total, self.more = self.score * 2, self.score * 3
+
+
+between("numbers of NumPy's", lambda y: (y, np.float64(0.5), np.int64(2)), lambda out: out[0] * out[1] + out[2])
+between("members of a flag together", lambda y: (y, Level.LOW | Level.HIGH), lambda out: out[0] * int(out[1]))
+between("a set of members", lambda y: (y, {Level.LOW, Level.HIGH}), lambda out: out[0] * sum(map(int, out[1])))
+between("a dataclass that computes when it is made", Normalised, lambda out: out.score + out.total + out.more)

@@ -16,6 +16,7 @@ import dataclasses
 import operator
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -195,9 +196,23 @@ def has_fields(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type | dict | Slot)
 
 
+def fields_of(made: Any) -> dict[str, Any]:
+    """What a dataclass holds by name, also in attributes that are no fields."""
+    named = (each.name for each in dataclasses.fields(made))
+    return {**{name: getattr(made, name) for name in named if hasattr(made, name)}, **getattr(made, "__dict__", {})}
+
+
+def with_fields(kind: type, values: Iterable[Any], names: Iterable[str]) -> Any:
+    """The dataclass of this kind that holds them."""
+    made: Any = object.__new__(kind)
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(made, name, value)  # it may be frozen
+    return made
+
+
 def _entries(container: Any) -> dict[Any, Any]:
     if has_fields(container):
-        return {each.name: getattr(container, each.name) for each in dataclasses.fields(container)}
+        return fields_of(container)
     if isinstance(container, set):  # in one order, whatever texts hash to
         return {each: each for each in sorted(container, key=repr)}
     return {**container} if isinstance(container, dict) else dict(enumerate(container))
@@ -237,6 +252,23 @@ def split(tree: Any) -> tuple[Any, list[torch.Tensor], list[Any]]:
 def plain_leaves(template: Any) -> list[Any]:
     """The leaves of a template that are no slots."""
     return [leaf for leaf in pytree.tree_leaves(template) if not isinstance(leaf, Slot)]
+
+
+def register_dataclasses(output: Any) -> None:
+    """Let pytree see into plain dataclasses that a forward returns.
+
+    One is put together without its constructor: what that computes has been computed.
+    """
+    while kinds := {type(each) for each in plain_leaves(output) if dataclasses.is_dataclass(each)}:
+        for kind in kinds:
+            pytree.register_pytree_node(
+                kind,
+                lambda made: ([*fields_of(made).values()], (*fields_of(made),)),
+                partial(with_fields, kind),
+                flatten_with_keys_fn=lambda made: (
+                    [(pytree.GetAttrKey(name), each) for name, each in fields_of(made).items()], (*fields_of(made),)
+                ),
+            )  # fmt: skip
 
 
 def fill(template: Any, **values: Sequence[Any]) -> Any:

@@ -46,14 +46,14 @@ from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.caches import clear_caches, that_made
 from assigner.model.deferred.memento import Memento, StateChange, placed
 from assigner.model.deferred.mutation import branched, variable
-from assigner.model.marking.changedarguments import Arguments, Changed
+from assigner.model.marking.changedarguments import Arguments, Changed, register_dataclasses
 from assigner.model.marking.checks import stating
 from assigner.model.marking.exportable import unmoved
 from assigner.model.marking.fakeforward import NODE_HOOKS, is_tensor
 from assigner.model.marking.leftovers import FirstReads
 from assigner.model.marking.modules import check_hooks, listed_parameters
 from assigner.model.marking.observation import DecidedError
-from assigner.model.marking.opaque import OpaqueCalls, refusal, register_dataclasses, within_call
+from assigner.model.marking.opaque import OpaqueCalls, refusal, within_call
 from assigner.model.marking.writing import hooked, still_required, wanted
 from assigner.model.members import named_parameters
 from assigner.model.singleprocess import as_single_process

@@ -11,6 +11,7 @@ import enum
 import os
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from assigner.model.marking.fakeforward import Named
 
 _PLAIN = (
-    bool, int, float, complex, str, bytes, slice, range, set, frozenset, enum.Enum, type(None), type(...),
+    bool, int, float, complex, str, bytes, slice, range, set, frozenset, enum.Enum, np.generic, type(None), type(...),
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
 )  # fmt: skip
 _COMPILERS = ("TORCHINDUCTOR_", "TRITON_")  # keep their folders in the environment once they have run

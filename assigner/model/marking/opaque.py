@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -38,6 +37,7 @@ from assigner.model.marking.changedarguments import (
     fill,
     once,
     plain_leaves,
+    register_dataclasses,
     split,
 )
 from assigner.model.marking.collecting import collect, switched_off
@@ -546,13 +546,6 @@ def _inner(name: str) -> contextlib.AbstractContextManager[None]:
     value takes, would stay on it.
     """
     return placed([(_session, "running", name), (nn.Module, "__call__", nn.Module._wrapped_call_impl)])
-
-
-def register_dataclasses(output: Any) -> None:
-    """Let pytree see into plain dataclasses that a forward returns."""
-    while kinds := {type(each) for each in plain_leaves(output) if dataclasses.is_dataclass(each)}:
-        for kind in kinds:
-            pytree.register_dataclass(kind)
 
 
 @contextlib.contextmanager

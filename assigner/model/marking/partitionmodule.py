@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import keyword
+from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch.fx.graph_module import _assign_attr, _forward_from_src
+from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from assigner.model.deferred import slot_of
@@ -41,14 +45,39 @@ class PartitionModule(nn.Module):
         names = dict.fromkeys(str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module"))
         for name in sorted(names, key=lambda each: each.count(".")):
             _assign_attr(root[name], self, name)
+        held: dict[str, Any] = {}
+        for node in graph.nodes:
+            node.args, node.kwargs = map_aggregate((node.args, node.kwargs), partial(_as_code, held))
         with any_names():
             code = graph.python_code("self")
-        self.__run: Callable[..., Any] = _forward_from_src(code.src, code.globals)
+        self.__run: Callable[..., Any] = _forward_from_src(code.src, {**code.globals, **held})
 
     @property
     def forward(self) -> Callable[..., Any]:  # type: ignore[override]
         """The graph's code, on this module; it is bound anew each time, for a method that is kept would be a cycle."""
         return MethodType(self.__run, self)
+
+
+class _Held:
+    """Stands in a graph for an object whose text is no code for it: this code gives it."""
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+
+    def __repr__(self) -> str:
+        return self.code
+
+
+def _as_code(held: dict[str, Any], leaf: Any) -> Any:
+    """A constant that code has as a text; others, as a number of NumPy's or a member of an enumeration, are `held`."""
+    if type(leaf) in _TEXTS or not isinstance(leaf, (*_TEXTS, enum.Enum, set, frozenset, np.generic)):
+        return leaf
+    name = f"_held_{len(held)}"
+    held[name] = frozenset(leaf) if isinstance(leaf, set) else leaf
+    return _Held(f"set({name})" if isinstance(leaf, set) else name)  # one of its own for each call, which may change it
+
+
+_TEXTS = (bool, int, float, complex, str, bytes)
 
 
 def build_module(
