@@ -528,3 +528,36 @@ class HookOnName(Net):
             h.register_hook(lambda gradient: gradient * SCALE["factor"])
         SCALE["factor"] = 0.5
         return self.last(torch.tanh(self.second(h)))
+
+
+@case("features by hooks that each forward puts on a frozen network and takes off again, unmarked", *MARKS)
+class Perceived(Net):
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).requires_grad_(False)
+
+    def features(self, x):
+        kept = []
+        handles = [each.register_forward_hook(lambda module, args, out: kept.append(out)) for each in self.frozen]
+        self.frozen(x)
+        for handle in handles:
+            handle.remove()
+        return sum(each.sum(1, keepdim=True) for each in kept)
+
+    def forward(self, x):
+        return super().forward(x) + self.features(torch.tanh(self.first(x)))
+
+
+case(
+    "features by hooks that each forward puts on a frozen network and takes off again, marked", *MARKS, "frozen",
+    refusal="a hook on 'frozen.0' is set from outside",
+)(type("PerceivedMarked", (Perceived,), {"__module__": __name__}))  # fmt: skip
+
+
+@case("a hook that the root's first forward registers on a marked layer", *MARKS,
+      refusal="a hook on 'second' is set from outside")  # fmt: skip
+class HooksFirst(Net):
+    def forward(self, x):
+        if not self.second._forward_hooks:
+            self.second.register_forward_hook(lambda module, args, out: out * 2)
+        return super().forward(x)

@@ -1175,3 +1175,21 @@ class RampedNet(Net):
     def __init__(self):
         super().__init__()
         self.second = Ramped(WIDTH, WIDTH)
+
+
+@case("a marked module leaves gradients off, a later one turns them on", *MARKS, refusal="whether gradients are on")
+class LeavesOff(Net):
+    class Off(nn.Linear):
+        def forward(self, x):
+            made = super().forward(x)
+            torch.set_grad_enabled(False)
+            return made
+
+    class On(nn.Linear):
+        def forward(self, x):
+            torch.set_grad_enabled(self.training)
+            return super().forward(x)
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = self.Off(WIDTH, WIDTH), self.On(WIDTH, 1)

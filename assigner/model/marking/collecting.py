@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from assigner.errors import MarkingError
+from assigner.model.deferred.ownership import HOOKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -128,6 +129,14 @@ def _switch() -> Any:
 def _closed(hook: Callable[..., Any], name: str) -> Any:
     """What one of the library's hooks closes over; None: it has no such name."""
     return inspect.getclosurevars(hook).nonlocals.get(name)
+
+
+def hooks_of(modules: Named) -> dict[str, list[Any]]:
+    """The hooks on some modules, by the modules' names, but for the library's own."""
+    return {
+        name: [each for kind in HOOKS for each in getattr(module, kind).values() if each not in _hooks(module)]
+        for name, module in modules
+    }
 
 
 def _hooks(module: nn.Module) -> list[Callable[..., Any]]:

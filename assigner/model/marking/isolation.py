@@ -22,7 +22,7 @@ from assigner.errors import MarkingError
 from assigner.model.deferred.contents import memory_of
 from assigner.model.deferred.memento import ABSENT, Memento, StateChange
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.marking.collecting import collector_variable
+from assigner.model.marking.collecting import collector_variable, hooks_of
 from assigner.model.marking.fakeforward import own_tensors
 from assigner.model.marking.modules import modules_inside, modules_outside
 
@@ -69,12 +69,14 @@ class Isolation:
         self._tensors: dict[str, dict[str, tuple[int, bool]]] = {}
         self._around = Surroundings()
         self._values: dict[str, Memento] = {}
+        self._hooks: dict[str, dict[str, list[Any]]] = {}
 
     def begin(self) -> None:
         """The model's forward begins: what the modules are made of now is what they must be made of when called."""
         self._tensors = {name: self._tensors_of(name) for name in self.names}
         self._around = Surroundings()
         self._values = {name: self.values_of(self.inside[name]) for name in self.names}
+        self._hooks = {name: hooks_of(self.inside[name]) for name in self.names}
         around = self.values_of(modules_outside(self.model, self.names))
         self._owners = {}
         for owner, values in {**self._values, "": around}.items():
@@ -94,7 +96,7 @@ class Isolation:
 
         Raises:
             MarkingError: its tensors are not those that it had when the model's forward began.
-            CrossingError: nor are its attributes.
+            CrossingError: nor are its attributes, or the hooks on it.
         """
         before, now = self._tensors[name], self._tensors_of(name)
         if [each for each, _ in now.values()] != [each for each, _ in before.values()]:
@@ -111,6 +113,8 @@ class Isolation:
             if isinstance(value, FakeTensor) and id(value) not in self._made_anew
         ]
         changed += self._around.changes()
+        hooks = hooks_of(self.inside[name])
+        changed += [f"a hook on {each!r}" for each in hooks if hooks[each] != self._hooks[name].get(each)]
         changed += [f"requires_grad of {each!r}" for each in now if now[each] != before.get(each)]
         if changed or fakes:
             raise CrossingError(
@@ -145,7 +149,7 @@ class Isolation:
         """
         if not name:
             return
-        if others := around.changes():
+        if others := around.left():
             around.put_back()
             raise MarkingError(
                 f"the forward of {name!r} sets {others[0]}: nobody can put that back when it runs again, and other"
@@ -254,6 +258,7 @@ class Surroundings:
         self._variables.pop(collector_variable(), None)
         self._environment = dict(os.environ)
         self._type = torch.get_default_dtype()
+        self._records = torch.is_grad_enabled()
 
     def changes(self) -> list[str]:
         """The names of those that are another now, for people."""
@@ -272,6 +277,10 @@ class Surroundings:
             found += [f"the environment variable {name!r}" for name in names]
         return found + (["torch's default type"] if self._type is not now._type else [])
 
+    def left(self) -> list[str]:
+        """Likewise of one call: what calls it may suspend gradients, and a call gives them back as it found them."""
+        return self.changes() + (["whether gradients are on"] if self._records != torch.is_grad_enabled() else [])
+
     def put_back(self) -> None:
         """Have them as they were; but for context variables, which are those of the context that a call runs in."""
         for name in {**self._environment, **os.environ}:
@@ -280,3 +289,4 @@ class Surroundings:
             elif os.environ.get(name) != self._environment[name]:
                 os.environ[name] = self._environment[name]
         torch.set_default_dtype(self._type)
+        torch.set_grad_enabled(self._records)
