@@ -1177,6 +1177,47 @@ class RampedNet(Net):
         self.second = Ramped(WIDTH, WIDTH)
 
 
+@inside("a layer that is appended in the second forward", inherent=True)
+class Growing(nn.Module):
+    def __init__(self, *sizes):
+        super().__init__()
+        self.layers, self.calls = nn.ModuleList([nn.Linear(*sizes)]), 0
+
+    def forward(self, x):
+        self.calls += self.training
+        if self.calls == 2:
+            self.layers.append(nn.Softplus())
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+@inside("two layers that change places in each forward", inherent=True, refusal="another parameter in the place")
+class Swapping(nn.Module):
+    def __init__(self, *sizes):
+        super().__init__()
+        self.a, self.b = nn.Linear(*sizes), nn.Linear(*sizes)
+
+    def forward(self, x):
+        if self.training:
+            self.a, self.b = self.b, self.a
+        return torch.tanh(self.a(x)) + 2 * self.b(x)
+
+
+@case("marked layers that the root has change places in each forward", "first", "second", "other", "last",
+      inherent=True, refusal="changes SwappingRoot.second outside its partitions")  # fmt: skip
+class SwappingRoot(Net):
+    def __init__(self):
+        super().__init__()
+        self.other = self.make()
+
+    def forward(self, x):
+        if self.training:
+            self.second, self.other = self.other, self.second
+        h = torch.tanh(self.first(x))
+        return self.last(torch.tanh(self.second(h)) + 2 * self.other(h))
+
+
 @case("a marked module leaves gradients off, a later one turns them on", *MARKS, refusal="whether gradients are on")
 class LeavesOff(Net):
     class Off(nn.Linear):

@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from assigner.model.deferred.codenames import filled_names, words_in
 from assigner.model.deferred.contents import ATOMS, CONTENTS, IN_C, ITERATORS, Keeper, filling_of, keeper_of, memory_of
 from assigner.model.deferred.ownership import LAST_COMPUTED, WITH_CODE, given_attributes, is_users, slot_names, slots_of
-from assigner.model.deferred.reach import FILE, KEPT, MODULE, OUTER, Names, Place, Top, reach
+from assigner.model.deferred.reach import FILE, KEPT, MODULE, OUTER, SPACE, Names, Place, Top, reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -112,6 +112,9 @@ class Memento:
             if vocabulary is not None and (copy := vocabulary.copier(value)) is not None:  # it is not put back
                 own = (Keeper(copy, lambda *_: None), *(each for each in own if each is SLOTS))
             self._kept += [_Kept(keeper, value, keeper.copy(value), place) for keeper in own]
+            if isinstance(value, nn.Module) and vocabulary is None:
+                layers = value._modules
+                self._kept.append(_Kept(_ENTRIES[dict], layers, dict(layers), Place(SPACE, None, place)))
             if isinstance(value, torch.Tensor) and not value.is_inference():
                 self.tensors.append(value)
                 self._places.append(place)
