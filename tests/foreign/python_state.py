@@ -1218,6 +1218,22 @@ class SwappingRoot(Net):
         return self.last(torch.tanh(self.second(h)) + 2 * self.other(h))
 
 
+@case("a wrapper in the name of torch's own forward that counts, on a marked layer", *MARKS, inherent=True)
+class WrappedForward(Net):
+    def make(self):
+        layer, calls = super().make(), 0
+        inner = layer.forward
+
+        @functools.wraps(inner)
+        def forward(x):
+            nonlocal calls
+            calls += 1
+            return inner(x) * (1 + 0.1 * (calls > 2))
+
+        layer.forward = forward
+        return layer
+
+
 @case("a marked module leaves gradients off, a later one turns them on", *MARKS, refusal="whether gradients are on")
 class LeavesOff(Net):
     class Off(nn.Linear):

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from assigner.model.deferred.contents import ATOMS, filling_of
-from assigner.model.deferred.ownership import OPEN, STANDARD, is_open, is_own, is_users, slot_names
+from assigner.model.deferred.ownership import OPEN, STANDARD, home_of, is_open, is_own, is_users, slot_names
 from assigner.model.deferred.reach import MOST_ITEMS, kept_objects
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _parts(value: Any, files: set[int]) -> Iterator[Any]:
     elif isinstance(value, types.MethodType):
         yield from (value.__self__, value.__func__)
     elif isinstance(value, types.FunctionType):
-        if is_users(value.__module__):
+        if is_users(home_of(value)):
             yield from _surroundings(value, files)
     elif isinstance(value, types.ModuleType | type):
         name = value.__module__ if isinstance(value, type) else value.__name__

@@ -100,7 +100,7 @@ def _is_torchs(name: str, value: Any) -> bool:
     if isinstance(value, tuple):
         return all(type(each) in ATOMS for each in value)
     is_torchs = name in _LISTS or isinstance(value, torch.dtype | torch.device | types.BuiltinFunctionType)
-    return is_torchs or (isinstance(value, types.FunctionType) and not is_users(value.__module__))
+    return is_torchs or (isinstance(value, types.FunctionType) and not is_users(home_of(value)))
 
 
 @functools.cache
@@ -110,6 +110,17 @@ def is_users(name: str | None) -> bool:
     What a class written in C has in the place of a name is nobody's.
     """
     return (name if isinstance(name, str) else "").partition(".")[0] not in _NOT_LOOKED_INTO
+
+
+def home_of(code: Any) -> str | None:
+    """The Python module that a function is of, or another object to call.
+
+    What wraps a function (`functools.wraps`) says that it is of that one's: the user's is it where one of the two is.
+    """
+    said: str | None = getattr(code, "__module__", None)
+    space = getattr(code, "__globals__", None)
+    made = space.get("__name__") if isinstance(space, dict) else None
+    return made if isinstance(made, str) and is_users(made) and not is_users(said) else said
 
 
 @functools.cache

@@ -38,6 +38,7 @@ from assigner.model.deferred.ownership import (
     WITH_CODE,
     attributes_of,
     given_attributes,
+    home_of,
     is_installed,
     is_own,
     is_read_by_name,
@@ -361,14 +362,14 @@ METHODS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 
 def _of_function(place: Place, value: types.FunctionType, extent: _Extent) -> list[_Found]:
     """What code that is called can read and change."""
-    found = _of_code(place, value, extent)
-    if not is_users(value.__module__):
+    found, home = _of_code(place, value, extent), home_of(value)
+    if not is_users(home):
         return found
     space = value.__globals__
     if extent.top == "read":
-        if value.__module__.partition(".")[0] not in _CAPTURED:
+        if str(home).partition(".")[0] not in _CAPTURED:
             found += [(place, Called(value)), *_of_read_names(value)]
-    elif not is_installed(value.__module__):
+    elif not is_installed(home):
         found.append((Place(SPACE, None, place), value.__dict__))
         if extent.top == "followed":
             found += [(Place(OWN, name), space[name]) for name in read_names(value.__code__) if name in space]
@@ -426,14 +427,14 @@ def _short(file: str) -> str:
 
 def _of_code(place: Place, value: types.FunctionType, extent: _Extent) -> list[_Found]:
     """Its closure's names, its defaults, and the names of its file that it binds."""
-    if not is_users(value.__module__):
+    if not is_users(home_of(value)):
         return []
     closed = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
     found: list[_Found] = [(place.named(name), cell) for name, cell in closed if name != "__class__"]  # of super()
     defaults = itertools.chain(enumerate(value.__defaults__ or ()), (value.__kwdefaults__ or {}).items())
     found += [(Place(DEFAULT, key, place), each) for key, each in defaults if extent.plain or type(each) not in ATOMS]
     if written := written_names(value.__code__):
-        found.append((place.named(_short(value.__module__)), Names(value.__globals__, written)))
+        found.append((place.named(_short(str(home_of(value)))), Names(value.__globals__, written)))
     return found
 
 

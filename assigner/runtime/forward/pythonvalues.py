@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from assigner.model.deferred.caches import cached_functions
 from assigner.model.deferred.memento import Memento
-from assigner.model.deferred.ownership import HOOKS, coded_classes, is_users
+from assigner.model.deferred.ownership import HOOKS, coded_classes, home_of, is_users
 from assigner.model.deferred.reach import kept_objects, reach
 from assigner.model.marking import PartitionModule
 
@@ -64,7 +64,4 @@ def _have_user_code(layers: Sequence[tuple[str, nn.Module]]) -> bool:
     return any(
         coded_classes(type(each)) or any(each.__dict__[hooks] for hooks in HOOKS) or "forward" in each.__dict__
         for _, each in layers
-    ) or any(
-        callable(each) and isinstance(of := getattr(each, "__module__", None), str) and is_users(of)
-        for _, each in reach({}, layers)
-    )
+    ) or any(callable(each) and isinstance(of := home_of(each), str) and is_users(of) for _, each in reach({}, layers))
