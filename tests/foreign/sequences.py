@@ -423,3 +423,30 @@ class Flattened(Net):
     def forward(self, ids):
         self.middle.flatten_parameters()
         return super().forward(ids)
+
+
+class WeightDrop(nn.Module):
+    """Sets the weights that it has dropped on the layer, as Salesforce's AWD-LSTM does."""
+
+    def __init__(self, layer, name):
+        super().__init__()
+        self.layer, self.name = layer, name
+        weight = layer._parameters.pop(name)
+        layer.register_parameter(f"{name}_raw", nn.Parameter(weight.data))
+        setattr(layer, name, weight.data)
+
+    def forward(self, x):
+        raw = getattr(self.layer, f"{self.name}_raw")
+        setattr(self.layer, self.name, F.dropout(raw, 0.0, self.training))
+        return self.layer(x)[0]
+
+
+@case("an LSTM on which each forward sets weights that are dropped (AWD-LSTM)", "embed", "dropped", "head", **WORDS)
+class Awd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS)
+        self.dropped = WeightDrop(nn.LSTM(WIDTH, WIDTH, batch_first=True), "weight_hh_l0")
+
+    def forward(self, ids):
+        return self.head(self.dropped(self.embed(ids)))

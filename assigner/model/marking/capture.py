@@ -360,13 +360,12 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
                 hint="return tensors, or tuples, lists, dicts or dataclasses of them",
             ) from error
         if strange := re.match(r"Unsupported input type <class '(?:(.*)\.)?(\w+)'>", reason):
-            is_number = strange[1] == "numpy"
+            is_numpys, is_array = strange[1] == "numpy", strange[2] == "ndarray"
+            made = "a tensor, torch.from_numpy(x)" if is_array else "Python's own number, int(x) or float(x)"
             raise MarkingError(
-                f"the inputs of {name} have a {'NumPy ' * is_number}{strange[2]} among them, which is no tensor, plain"
+                f"the inputs of {name} have a {'NumPy ' * is_numpys}{strange[2]} among them, which is no tensor, plain"
                 " value or container of Python's",
-                hint="have Workload.batch and the data loader give Python's own number, int(x) or float(x)"
-                if is_number
-                else IN_CONTAINERS,
+                hint=f"have Workload.batch and the data loader give {made}" if is_numpys else IN_CONTAINERS,
             ) from error
         raise MarkingError(
             f"the forward of {name} cannot be traced {failed_at(error)}: {reason}",

@@ -27,6 +27,7 @@ from torch import nn
 
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS, memory_of
+from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.ownership import STANDARD, is_users
 from assigner.model.deferred.reach import MODULE, Names, Place, parts_of
 
@@ -60,10 +61,11 @@ def own_copy(model: nn.Module, name: str, known: Mapping[int, Any]) -> nn.Module
     atoms = _Atoms(place, module, model, known)
     copies = OwnCopies(known, atoms.chosen)
     try:
-        made = copy.deepcopy(module, copies)
-        for each in module.modules():
-            if isinstance(other := copies.get(id(each)), nn.Module):
-                _give_hooks(each, other, copies)
+        with Memento(module.named_modules()).put_back():  # torch's LSTM sets itself up anew when it is copied
+            made = copy.deepcopy(module, copies)
+            for each in module.modules():
+                if isinstance(other := copies.get(id(each)), nn.Module):
+                    _give_hooks(each, other, copies)
     except _UNCOPIED as error:
         if (uncopied := _uncopied(name, module, known, atoms.chosen)) is None:
             raise
