@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from assigner.runtime.ranks.membership import Membership
 
 _TURN_TAG = GlooCarrier.most_tag + 1
+_LONGEST_WAIT_S = 60.0  # for the call of another thread, which may itself wait for this one
 
 _count = itertools.count()  # the n-th run of every rank is the same one
 _joined: list[ProcessRun] = []  # the one that this process is in
@@ -62,13 +63,13 @@ def one_call(*, waits: bool = False) -> Iterator[None]:
     """A block, or a method, in which no other thread of this process is in a call of a pipeline.
 
     Args:
-        waits: Until no other thread is. Of calls in which ranks tell each other something none waits: the other call
-            could come first on one rank and last on another one.
+        waits: Until no other thread is, for a minute at most. Of calls in which ranks tell each other something none
+            waits: the other call could come first on one rank and last on another one.
 
     Raises:
         UsageError: another thread is in a call. Ranks that wait for this one are told, and the run ends.
     """
-    if not _calling.acquire(blocking=waits):
+    if not _calling.acquire(timeout=_LONGEST_WAIT_S if waits else 0):
         _refuse_thread()
     _inside.append(threading.current_thread().name)
     try:
