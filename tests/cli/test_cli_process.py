@@ -163,3 +163,24 @@ def test_progress_is_no_noise_in_a_pipe_with_forced_colours(folder):
     done = run("solve", "profile.json", "-o", "x.json", "--time-limit", "5", FORCE_COLOR="1")
     assert done.returncode == 0
     assert b"left" not in done.stderr
+
+
+AT_TORCH = """
+import os, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("TORCH_CPP_LOG_LEVEL"), flush=True)
+            os._exit(0)
+sys.meta_path.insert(0, Finder())
+import assigner_cli
+sys.argv[1:] = {words}
+assigner_cli.main()
+"""
+
+
+@pytest.mark.parametrize("line", ["run equal.json -- true", pytest.param("bench equal.json", marks=pytest.mark.sweep)])
+def test_torch_is_quiet_where_it_is_imported_first(folder, line):
+    """It reads its level then: a launcher whose store is lost had a page of C++ frames before its line."""
+    done = run(code=AT_TORCH.format(words=line.split()))
+    assert (done.returncode, done.stdout) == (0, b"ERROR\n"), done.stderr
