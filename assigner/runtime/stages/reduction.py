@@ -211,9 +211,6 @@ def copy_gradients(parameters: Mapping[str, nn.Parameter], flat: torch.Tensor) -
 
 def parts_of(flat: torch.Tensor, parameters: Mapping[str, nn.Parameter]) -> list[torch.Tensor]:
     """The parts of a flat tensor that parameters take, in their order and shapes; more may follow in it."""
-    held: list[torch.Tensor] = [*parameters.values()]
-    sizes = [*map(torch.Tensor.numel, held)]
-    if all(sizes):  # one call for all of them; it gives parts without elements another shape
-        return [*torch._C._nn.unflatten_dense_tensors(flat, held)]
+    sizes = [each.numel() for each in parameters.values()]
     parts = torch.split(flat[: sum(sizes)], sizes)
-    return [part.view(each.shape) for part, each in zip(parts, held, strict=True)]
+    return [part.view(each.shape) for part, each in zip(parts, parameters.values(), strict=True)]
