@@ -11,6 +11,7 @@ DEMO_STEPS ?= 40
 # stages, where that is faster here.
 DEMO_PLANS := single pipeline plan
 
+.NOTPARALLEL:  # the steps of an installation are of one environment
 .PHONY: demo test test-all other-torch test-other-torch gpu lint types docs clean
 
 # What the program needs, and in TOOLS what its tests, checks and documentation need as well.

@@ -96,9 +96,9 @@ def vouched(store: Store, rank: int) -> int:
     return read(store, int, f"{_RUNS} {rank}") or 0
 
 
-def signalled(store: Store, rank: int) -> HostFailure | None:
-    """How a rank ends with its launcher, which a signal has ended, as that tells; None: it has told no such thing."""
-    return read(store, HostFailure, f"{_SIGNALLED} {rank}")
+def signalled(store: Store, rank: int | None) -> HostFailure | None:
+    """How a rank (None: any) ends with its launcher, which a signal has ended, as that tells; None: none has told."""
+    return read(store, HostFailure, f"{_SIGNALLED} {'any' if rank is None else rank}")
 
 
 def wait_for_name(name: str, *, source: str, limit_s: float) -> None:
@@ -181,7 +181,8 @@ class OtherHosts:
         how = f"was ended with its launcher, on {clean(socket.gethostname())}, by {name}"
         with suppress(DistError), limited(self.store, limit_s=_TELL_S) as store:
             for rank in ranks:
-                write(store, f"{_SIGNALLED} {rank}", HostFailure(f"worker:{rank}", how))
+                for of in (rank, "any"):
+                    write(store, f"{_SIGNALLED} {of}", HostFailure(f"worker:{rank}", how))
 
     def stay(self) -> None:
         """What has just been told is read: host 0 keeps the store."""

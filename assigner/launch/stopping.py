@@ -152,7 +152,7 @@ class StopSignals:
         if self._closed:  # in another thread, or something in front of it goes on calling it
             if callable(before):
                 before(number, frame)
-            elif signal.getsignal(number) == self._note:
+            elif before is signal.SIG_DFL or signal.getsignal(number) == self._note:
                 signal.signal(number, before)
                 os.kill(self._process, number)
             return

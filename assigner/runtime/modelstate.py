@@ -89,13 +89,13 @@ class ModelState:
         What holds is said for the plan's graph and for those that were captured since, as for `evaluate`: ask again
         after `move`, and after a batch of another kind.
         """
-        with one_call(waits=True), kept_generators(self._member.device):
+        with one_call(asks=True), kept_generators(self._member.device):
             return self._installed.needs.inputs
 
     @property
     def needs_targets(self) -> bool:
         """This rank has to hand in the targets of batches: it makes the model's output, and so the loss."""
-        with one_call(waits=True), kept_generators(self._member.device):
+        with one_call(asks=True), kept_generators(self._member.device):
             return self._installed.needs.targets
 
     def _compare(self, call: str, at: str, *, shown: str = "") -> None:

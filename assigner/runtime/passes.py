@@ -222,7 +222,7 @@ def _going_back(micro_batches: Sequence[MicroBatch]) -> Iterator[None]:
     except RuntimeError as error:
         given = pytree.tree_leaves([(each.inputs, each.targets) for each in micro_batches])
         has_graph = any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in given)
-        if not has_graph or "backward through the graph a second time" not in str(error):
+        if not has_graph or len(micro_batches) < 2 or "backward through the graph a second time" not in str(error):
             raise
         raise UsageError(
             "the batch has a tensor that the script has computed with a gradient, and each of"

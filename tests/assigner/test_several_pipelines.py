@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch.distributed as dist
 from single_rank import be_only_rank
 from workloads import Reference, make_plan, pipeline_of, skips
 
@@ -81,6 +82,40 @@ def test_a_question_from_another_thread_waits() -> None:
         pipeline.step(made.make_batch(8, 0))
         thread[0].join()
     assert found == [True]
+
+
+def test_calls_and_questions_of_two_threads_wait_for_each_other() -> None:
+    """Neither is refused, whichever comes first."""
+    made, stop, asked = skips(), threading.Event(), list[bool]()
+    with pipeline_of(made, make_plan(made)) as pipeline:
+
+        def ask() -> None:
+            while not stop.is_set():
+                asked.append(pipeline.needs_inputs)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            for seed in range(30):
+                pipeline.step(made.make_batch(8, seed))
+        finally:
+            stop.set()
+            thread.join()
+    assert asked
+    assert all(asked)
+
+
+def test_the_last_pipeline_in_a_group_of_the_scripts_is_closed_by_each_rank_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind the end of the group, too."""
+    be_only_rank(monkeypatch)
+    made = skips()
+    dist.init_process_group("gloo")
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        dist.destroy_process_group()
+    assert not assigner.runtime.ranks.run._joined
 
 
 def test_on_the_only_rank_a_failure_is_that_of_one_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:

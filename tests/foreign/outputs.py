@@ -221,3 +221,17 @@ between("numbers of NumPy's", lambda y: (y, np.float64(0.5), np.int64(2)), lambd
 between("members of a flag together", lambda y: (y, Level.LOW | Level.HIGH), lambda out: out[0] * int(out[1]))
 between("a set of members", lambda y: (y, {Level.LOW, Level.HIGH}), lambda out: out[0] * sum(map(int, out[1])))
 between("a dataclass that computes when it is made", Normalised, lambda out: out.score + out.total + out.more)
+
+
+@dataclasses.dataclass
+class Filed(collections.OrderedDict):
+    """A dict, too, as outputs of libraries are, of which this is none."""
+
+    score: torch.Tensor = None
+    hidden: torch.Tensor = None
+
+    def __post_init__(self):
+        self.update(score=self.score, hidden=self.hidden)
+
+
+between("a dataclass that is a dict, too", lambda y: Filed(y, y * 2), lambda out: out["score"] + out.hidden)

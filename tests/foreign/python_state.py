@@ -1234,6 +1234,23 @@ class WrappedForward(Net):
         return layer
 
 
+@case("a marked module turns gradients off and on", *MARKS)
+class OffAndOn(Net):
+    class Frozen(nn.Linear):
+        def forward(self, x):
+            torch.set_grad_enabled(False)
+            made = super().forward(x)
+            torch.set_grad_enabled(True)
+            return made
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = self.Frozen(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(self.first(x))
+
+
 @case("a marked module leaves gradients off, a later one turns them on", *MARKS, refusal="whether gradients are on")
 class LeavesOff(Net):
     class Off(nn.Linear):

@@ -18,7 +18,7 @@ from assigner.errors import UsageError
 from assigner.model.deferred.codenames import words_in
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import ABSENT, Memento
-from assigner.model.deferred.ownership import is_users
+from assigner.model.deferred.ownership import home_of, is_users
 from assigner.usercode import user_code
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def train_methods(modules: Iterable[nn.Module]) -> list[FunctionType]:
     while waiting:
         kind, name = waiting.pop()
         for method in (vars(base).get(name) for base in kind.__mro__):
-            if isinstance(method, FunctionType) and is_users(method.__module__) and method not in found:
+            if isinstance(method, FunctionType) and is_users(home_of(method)) and method not in found:
                 found[method] = None
                 waiting += ((kind, word) for word in words_in(method.__code__))
     return [*found]

@@ -257,10 +257,14 @@ def plain_leaves(template: Any) -> list[Any]:
 def register_dataclasses(output: Any) -> None:
     """Let pytree see into plain dataclasses that a forward returns.
 
-    One is put together without its constructor: what that computes has been computed.
+    One is put together without its constructor: what that computes has been computed. One that is a dict or a list,
+    too, has what its constructor puts there.
     """
     while kinds := {type(each) for each in plain_leaves(output) if dataclasses.is_dataclass(each)}:
         for kind in kinds:
+            if issubclass(kind, dict | list | tuple):
+                pytree.register_dataclass(kind)
+                continue
             pytree.register_pytree_node(
                 kind,
                 lambda made: ([*fields_of(made).values()], (*fields_of(made),)),

@@ -328,7 +328,7 @@ def graph_asked(given: Sequence[torch.Tensor], own: Collection[torch.Tensor], li
         return arrival(tensor)
 
     def register(*hook: Any) -> Any:
-        if reached:
+        if reached and is_asked_by_user():
             lines.append(running_line())
         return registered(*hook)
 

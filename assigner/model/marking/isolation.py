@@ -149,8 +149,9 @@ class Isolation:
         """
         if not name:
             return
-        if others := around.left():
-            around.put_back()
+        others = around.left(training=self.model.training)
+        around.put_back()
+        if others:
             raise MarkingError(
                 f"the forward of {name!r} sets {others[0]}: nobody can put that back when it runs again, and other"
                 " workers would not see it",
@@ -277,9 +278,14 @@ class Surroundings:
             found += [f"the environment variable {name!r}" for name in names]
         return found + (["torch's default type"] if self._type is not now._type else [])
 
-    def left(self) -> list[str]:
-        """Likewise of one call: what calls it may suspend gradients, and a call gives them back as it found them."""
-        return self.changes() + (["whether gradients are on"] if self._records != torch.is_grad_enabled() else [])
+    def left(self, *, training: bool) -> list[str]:
+        """Likewise of one call: what calls it may suspend gradients, and a call gives them back as it found them.
+
+        In an evaluation it may have them on behind it, as one that turns them off and on: nobody takes any there.
+        """
+        are_on = torch.is_grad_enabled()
+        lost = self._records != are_on and (training or not are_on)
+        return self.changes() + (["whether gradients are on"] if lost else [])
 
     def put_back(self) -> None:
         """Have them as they were; but for context variables, which are those of the context that a call runs in."""

@@ -311,8 +311,8 @@ class FailureWatch:
 
     def _signalled(self, peer: str) -> HostFailure | None:
         """What the launcher of a rank that is missed has told of a signal, or that of any, where nobody knows which."""
-        named = [int(each) for each in _RANK.findall(peer)] or range(self.ranks)
-        return next(filter(None, (signalled(self.launcher, rank) for rank in named)), None)
+        named: list[int | None] = [int(each) for each in _RANK.findall(peer)]
+        return next(filter(None, (signalled(self.launcher, rank) for rank in named or [None])), None)
 
     def _watch(self) -> None:
         try:

@@ -271,7 +271,7 @@ class Membership:
         """
         if why := self._why_left:
             raise UsageError(f"this pipeline has left its run: {why}", hint="make a new one")
-        if self._is_fork:
+        if self._is_fork and self.world > 1:
             raise UsageError(
                 f"this process is a fork of {self.name}, which alone has its part in the run",
                 hint="have the rank itself make the call; a fork may use what it was handed, as tensors",
@@ -409,7 +409,7 @@ class Membership:
         if self._is_fork:
             return  # its rank is in the run, over the same connections
         goodbye: Callable[[], None] | None = None
-        if self._run is not None and not self._why_left:
+        if self._run is not None and self._run.ends_together and not self._why_left:
             with self.guarded("the end of the run"):
                 if check is not None:
                     check()

@@ -54,46 +54,69 @@ _LONGEST_WAIT_S = 60.0  # for the call of another thread, which may itself wait 
 
 _count = itertools.count()  # the n-th run of every rank is the same one
 _joined: list[ProcessRun] = []  # the one that this process is in
-_calling = threading.RLock()  # held by the thread that is in a call of a pipeline
-_inside: list[str] = []  # its name, once for each call that it is in: a closure calls methods, too
+
+
+class _Threads:
+    """The threads of this process that are in a call of a pipeline, one at a time, or ask one something."""
+
+    def __init__(self) -> None:
+        self.calling = threading.RLock()  # held by the thread that is in a call
+        self.asking = threading.RLock()  # by that one, too, or by one that only asks
+        self.inside: list[str] = []  # its name, once for each call that it is in: a closure calls methods, too
+
+
+_threads = [_Threads()]
+os.register_at_fork(after_in_child=lambda: _threads.__setitem__(0, _Threads()))  # of all threads one is there
 
 
 @contextlib.contextmanager
-def one_call(*, waits: bool = False) -> Iterator[None]:
+def one_call(*, asks: bool = False) -> Iterator[None]:
     """A block, or a method, in which no other thread of this process is in a call of a pipeline.
 
     Args:
-        waits: Until no other thread is, for a minute at most. Of calls in which ranks tell each other something none
-            waits: the other call could come first on one rank and last on another one.
+        asks: It tells other ranks nothing, so it waits for another thread's call, for a minute at most, and that for
+            it. Of other calls none waits: the one that waits could come first on another rank.
 
     Raises:
         UsageError: another thread is in a call. Ranks that wait for this one are told, and the run ends.
     """
-    if not _calling.acquire(timeout=_LONGEST_WAIT_S if waits else 0):
+    threads = _threads[0]
+    if not asks and not threads.calling.acquire(blocking=False):
         _refuse_thread()
-    _inside.append(threading.current_thread().name)
     try:
-        yield
-    finally:
-        _inside.pop()
+        if not threads.asking.acquire(timeout=_LONGEST_WAIT_S):
+            _refuse_thread()
+        threads.inside.append(threading.current_thread().name)
         try:
-            if not _inside:
-                _end_left()
+            yield
         finally:
-            _calling.release()
+            threads.inside.pop()
+            try:
+                if not asks and not threads.inside:
+                    _end_left()
+            finally:
+                threads.asking.release()
+    finally:
+        if not asks:
+            threads.calling.release()
+
+
+def _own_runs() -> list[ProcessRun]:
+    """The run that this process has joined, if any; a fork of it has joined none."""
+    return [each for each in _joined if each.process == os.getpid()]
 
 
 def _refuse_thread() -> NoReturn:
     mine, other, place = threading.current_thread().name, "another one", calling_place()
     with contextlib.suppress(IndexError):  # it has just come out
-        other = repr(_inside[-1])
+        other = repr(_threads[0].inside[-1])
     error = UsageError(
         f"thread {mine!r} calls a pipeline{f' at {place[0]}:{place[1]}' if place else ''} while thread {other} is in a"
         " call of one",
         hint="one thread at a time calls pipelines, all of this process, and on every rank in the same order: have one"
         " thread make all calls, or have each wait for the other's",
     )
-    for run in tuple(_joined):
+    for run in _own_runs():
         if run.ranks > 1:
             run.fail(f"a call of thread {mine!r}", error)
     raise error
@@ -101,7 +124,7 @@ def _refuse_thread() -> NoReturn:
 
 def _end_left() -> None:
     """Leave the run where it is over, or where the script has left the group."""
-    for run in tuple(_joined):
+    for run in _own_runs():
         if run.why:
             run.end(run.why)
         elif run.group is not dist.group.WORLD:
@@ -186,6 +209,11 @@ class ProcessRun:
         CALLS.answer(store, self.rank, tuple(each.record() for each in calls))
         return True
 
+    @property
+    def ends_together(self) -> bool:
+        """Whether all ranks close a pipeline together: not the last one in a group of the script's, nor behind that."""
+        return (self._is_ours or self.is_shared) and self.group is dist.group.WORLD
+
     def take_turn(self, member: Membership, mine: CallSums) -> None:
         """Find that rank 0 calls a method of the same pipeline, before anything is sent for it.
 
@@ -242,16 +270,18 @@ class ProcessRun:
 
     def fail(self, at: str, error: BaseException, why: str = "") -> None:
         """This rank failed: tell the others; all pipelines of this process leave the run."""
-        is_alone = _calling.acquire(blocking=False)
+        calling = _threads[0].calling
+        is_alone = calling.acquire(blocking=False)
         if is_alone:
-            _calling.release()
+            calling.release()
         self.watch.report(at, error, knows=is_alone)
         self.end(why or f"it failed in {at}: {words_of(error)}")
 
     def end(self, why: str) -> None:
         """The run is over. Where another thread is in a call, that one wakes up, and leaves behind its call."""
         self.why = self.why or why
-        if not _calling.acquire(blocking=False):
+        calling = _threads[0].calling
+        if not calling.acquire(blocking=False):
             if self.watch.connections is not None:
                 self.watch.connections.hang_up()
             return
@@ -259,7 +289,7 @@ class ProcessRun:
             if self in _joined:
                 self._go([*self._members], self.why, failed=True)
         finally:
-            _calling.release()
+            calling.release()
 
     def _go(self, members: Iterable[Membership], why: str, *, failed: bool) -> None:
         """Drop unfinished steps, leave the process group where it was made here, and stop the threads.
