@@ -1248,7 +1248,7 @@ class OffAndOn(Net):
         self.first, self.last = self.Frozen(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
 
     def forward(self, x):
-        return self.last(self.first(x))
+        return self.last(self.second(self.first(x)))
 
 
 @case("a marked module leaves gradients off, a later one turns them on", *MARKS, refusal="whether gradients are on")

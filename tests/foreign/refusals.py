@@ -14,7 +14,7 @@ REFUSALS = {
     "blind: a child that reads its parent's parameter by a weakref": "not its own",
     "blind: a context manager around a marked call sets a global that it reads": "is set from outside",
     "blind: a contextvar set by the root's forward, read by a marked module": "is set from outside",
-    "blind: a dataclass as input": "which is no tensor",
+    "blind: a dataclass as input": "which is no tensor|into which nobody looks",
     "blind: a dict with attributes as output": "holds tensors in its own way",
     "blind: a full backward hook of a marked layer that moves its buffer": "changes a buffer",
     "blind: a marked module is given a function of torch": "neither a tensor nor a plain value",
