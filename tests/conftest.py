@@ -113,23 +113,23 @@ def busy_machine() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all workers of this run of the tests have."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")
-def forked(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedRanks]:
+def forked(servers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedRanks]:
     """Ranks for scripts of tests/runs, without a launch for each."""
-    with forked_ranks(shared / "ranks", tmp_path_factory.mktemp("forked")) as ranks:
+    with forked_ranks(servers / "ranks", tmp_path_factory.mktemp("forked")) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="session")
-def programs(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def programs(servers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with `python` and `assigner` that need no import of torch."""
-    with forked_programs(shared / "programs", tmp_path_factory.mktemp("programs")) as folder:
+    with forked_programs(servers / "programs", tmp_path_factory.mktemp("programs")) as folder:
         yield folder
 
 
