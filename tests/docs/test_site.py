@@ -14,8 +14,9 @@ from pages import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-for needed in ("mkdocs", "material", "mkdocstrings"):
-    pytest.importorskip(needed, reason="pip install -e '.[docs]'")
+if not os.environ.get("CI"):  # there nothing else builds the site: what lacks is an error
+    for needed in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(needed, reason="pip install -e '.[docs]'")
 
 
 pytestmark = pytest.mark.long  # to build it takes longer than to look at it
