@@ -21,8 +21,8 @@ def test_all_runtimes_stand_side_by_side(root: Path, tmp_path: Path, programs: P
     out = tmp_path / "figures.json"
     done = subprocess.run(
         [
-            programs / "python", "benchmarks/runtime/run.py", "--quick", "--rounds", "2", "--cases", "tiny", "real",
-            "--json", str(out),
+            programs / "python", "benchmarks/runtime/run.py", "--quick", "--rounds", "2", "--cases",
+            "tiny", "real", "shared", "--json", str(out),
         ],
         cwd=root, env={**os.environ, "PYTHON_EXEC": str(programs / "python")},
         capture_output=True, text=True, timeout=1800, check=False,
@@ -35,5 +35,7 @@ def test_all_runtimes_stand_side_by_side(root: Path, tmp_path: Path, programs: P
     for figures in (found["tiny"]["tiny, M=8"], found["real"]["gpt"]):
         assert set(figures) == expected
         assert all(len(ranks) == 2 and len(ranks[0]) == 2 for each in figures.values() for ranks in each.values())
-    assert set(found["peak_bytes"]["gpt"]) == expected
+    assert set(found["real_peak_bytes"]["gpt"]) == expected
+    (shared,) = found["shared"].values()
+    assert set(shared) == {"DistributedDataParallel", "assigner, shared stage"}
     assert done.stdout.count("| assigner 1f1b") == 2

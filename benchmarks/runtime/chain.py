@@ -13,7 +13,7 @@ from torch import nn
 import assigner
 from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
-from assigner.formats.stage import Stage
+from assigner.formats.stage import Replica, Stage
 from assigner.model.marking import partition_graph
 
 if TYPE_CHECKING:
@@ -62,13 +62,25 @@ class Chain:
 
     def plan(self, schedule: Schedule, *, workers: int | None = None) -> Plan:
         """The stages on `workers` ranks (one each, or all on one), one thread a rank, nothing rematerialised."""
+        return self._plan(
+            schedule,
+            *(
+                Stage(f"worker:{rank if workers is None else 0}/cpu", names, threads=1)
+                for rank, names in enumerate(self.names)
+            ),
+        )
+
+    def shared_plan(self) -> Plan:
+        """All partitions as one stage that all ranks share, each with as many micro-batches."""
+        assert not self.micro_batches % self.ranks
+        share = self.micro_batches // self.ranks
+        workers = tuple(Replica(f"worker:{rank}/cpu", share, threads=1) for rank in range(self.ranks))
+        return self._plan("1f1b", Stage(None, tuple(itertools.chain(*self.names)), replicas=workers))
+
+    def _plan(self, schedule: Schedule, *stages: Stage) -> Plan:
         size = self.workload.batch_size // self.micro_batches
         assert size * self.micro_batches == self.workload.batch_size  # the peers want equal parts
         reference = WorkloadReference(self.workload.name, self.entry, self.graph.fingerprint, self.workload.batch_size)
-        stages = tuple(
-            Stage(f"worker:{rank if workers is None else 0}/cpu", names, threads=1)
-            for rank, names in enumerate(self.names)
-        )
         return Plan(
             workload=reference, schedule=schedule, micro_batches=self.micro_batches, micro_batch_size=size,
             stages=stages,

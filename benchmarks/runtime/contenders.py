@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from raw import RawLoop
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.nn.parallel import DistributedDataParallel
 
 import assigner
 
@@ -122,6 +123,30 @@ class TorchGPipe:
         return self.stages.gradients()
 
 
+class DataParallel:
+    """`DistributedDataParallel` on all ranks, each with its rows of the batch."""
+
+    def __init__(self, chain: Chain) -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        self.inputs, self.targets = (each.chunk(ranks)[rank] for each in chain.batch)
+        self.loss = chain.workload.loss
+        torch.manual_seed(chain.workload.seed)
+        self.model = DistributedDataParallel(chain.workload.model())
+        self.optimizer = chain.workload.optimizer(list(self.model.parameters()))
+
+    def step(self, *, update: bool = True) -> None:
+        """One step; no rank has the batch's loss."""
+        self.optimizer.zero_grad()
+        self.loss(self.model(self.inputs), self.targets).backward()
+        if update:
+            self.optimizer.step()
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """All gradients."""
+        held = self.model.module.named_parameters()
+        return {name: each.grad for name, each in held if each.grad is not None}
+
+
 class Absent:
     """A rank that a contender leaves out."""
 
@@ -141,7 +166,7 @@ def _in_one_process(chain: Chain) -> Contender:
     return Absent() if dist.get_rank() else TorchGPipe(chain)
 
 
-CONTENDERS: dict[str, Callable[[Chain], Contender]] = {
+PIPELINES: dict[str, Callable[[Chain], Contender]] = {
     "raw gpipe": lambda chain: RawLoop(chain, "gpipe"),
     "assigner gpipe": _assigner("gpipe"),
     "torch gpipe": lambda chain: TorchPipelining(chain, "gpipe"),
@@ -150,14 +175,22 @@ CONTENDERS: dict[str, Callable[[Chain], Contender]] = {
     "assigner 1f1b": _assigner("1f1b"),
     "torch 1f1b": lambda chain: TorchPipelining(chain, "1f1b"),
 }
+DATA_PARALLEL: dict[str, Callable[[Chain], Contender]] = {
+    "DistributedDataParallel": DataParallel,
+    "assigner, shared stage": lambda chain: Assigner(chain, chain.shared_plan()),
+}
 
 
-def available() -> dict[str, Callable[[Chain], Contender]]:
-    """The contenders that are installed."""
+def available(*, data_parallel: bool) -> dict[str, Callable[[Chain], Contender]]:
+    """The contenders that are installed: those whose ranks have a stage each, or all of the model."""
+    if data_parallel:
+        return DATA_PARALLEL
     has_torchgpipe = importlib.util.find_spec("torchgpipe") is not None
-    return {name: make for name, make in CONTENDERS.items() if has_torchgpipe or "torchgpipe" not in name}
+    return {name: make for name, make in PIPELINES.items() if has_torchgpipe or "torchgpipe" not in name}
 
 
 def reference(name: str) -> str:
-    """The hand-written loop that a contender is compared with: that of its schedule."""
+    """What a contender is compared with: the hand-written loop of its schedule, or `DistributedDataParallel`."""
+    if name in DATA_PARALLEL:
+        return "DistributedDataParallel"
     return "raw 1f1b" if "1f1b" in name else "raw gpipe"

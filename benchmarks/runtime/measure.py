@@ -34,13 +34,18 @@ def _run(*words: object) -> None:
     subprocess.run([sys.executable, *map(str, words)], check=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
+def _kind(case: Case) -> list[str]:
+    """Who is compared, for a script."""
+    return ["--data-parallel"] if case.data_parallel else []
+
+
 def measure_turns(case: Case) -> dict[str, Any]:
     """Step and processor times of all contenders, by contender; a list for each rank."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
         _on_ranks(
             "turns.py", "--entry", case.entry, "--title", case.name, "--micro-batches", case.micro_batches,
-            "--rounds", case.rounds, "--steps", case.steps, "--out", out,
+            "--rounds", case.rounds, "--steps", case.steps, "--out", out, *_kind(case),
         )  # fmt: skip
         found: dict[str, Any] = json.loads(out.read_text())
         return found
@@ -51,7 +56,7 @@ def measure_peaks(case: Case, *, remat: bool = False) -> dict[str, list[int | No
     with tempfile.TemporaryDirectory() as folder:
         _on_ranks(
             "peak.py", "--entry", case.entry, "--micro-batches", case.micro_batches, "--steps", PEAK_STEPS,
-            "--out", folder, *(["--remat"] if remat else []),
+            "--out", folder, *(["--remat"] if remat else []), *_kind(case),
         )  # fmt: skip
         parts = [json.loads((Path(folder) / f"peak-{rank}.json").read_text()) for rank in range(RANKS)]
         return {name: [part[name] for part in parts] for name in parts[0]}

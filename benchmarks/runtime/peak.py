@@ -110,12 +110,13 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--remat", action="store_true", help="the modes of rematerialisation instead of the schedules")
+    parser.add_argument("--data-parallel", action="store_true", help="each rank has all of the model")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     args = parser.parse_args()
     torch.set_num_threads(1)  # a pool of threads does not outlive a fork
     rank = int(os.environ["RANK"])
     chain = Chain(args.entry, args.micro_batches, int(os.environ["WORLD_SIZE"]))
-    contenders = remat_contenders(chain) if args.remat else available()
+    contenders = remat_contenders(chain) if args.remat else available(data_parallel=args.data_parallel)
     _ = chain.graph, chain.batch
     gc.collect()
     found = {}

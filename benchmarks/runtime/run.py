@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from cases import PREDICTED, QUICK, REAL, REMAT, TINY, Case
+from cases import PREDICTED, QUICK, REAL, REMAT, SHARED, TINY, Case
 from measure import measure_peaks, measure_predicted, measure_turns
 from rich.console import Console
 from tables import predicted_table, real_table, remat_table, tiny_table
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-CHOICES = ("tiny", "real", "remat", "predicted")
+CHOICES = ("tiny", "real", "shared", "remat", "predicted")
 
 
 def environment() -> str:
@@ -60,17 +60,20 @@ def adapted(case: Case, *, rounds: int | None, quick: bool) -> Case:
 def run(names: Sequence[str], *, rounds: int | None, quick: bool) -> tuple[dict[str, Any], list[tuple[str, Table]]]:
     """All figures, and their tables with titles."""
     count = 1 if quick else None
-    tiny, real = ([adapted(case, rounds=rounds, quick=quick) for case in each[:count]] for each in (TINY, REAL))
+    tiny, real, shared = (
+        [adapted(case, rounds=rounds, quick=quick) for case in each[:count]] for each in (TINY, REAL, SHARED)
+    )
     remat, predicted = (adapted(case, rounds=rounds, quick=quick) for case in (REMAT, PREDICTED))
     found: dict[str, Any] = {"environment": environment()}
     tables = []
     if "tiny" in names:
         found["tiny"] = {case.name: measure_turns(case) for case in tiny}
         tables.append(("Tiny stage", tiny_table(tiny, found["tiny"])))
-    if "real" in names:
-        found["real"] = {case.name: measure_turns(case) for case in real}
-        found["peak_bytes"] = {case.name: measure_peaks(case) for case in real}
-        tables.append(("Real sizes", real_table(found["real"], found["peak_bytes"])))
+    for name, cases, title in (("real", real, "Real sizes"), ("shared", shared, "Data parallel")):
+        if name in names:
+            found[name] = {case.name: measure_turns(case) for case in cases}
+            found[f"{name}_peak_bytes"] = {case.name: measure_peaks(case) for case in cases}
+            tables.append((title, real_table(found[name], found[f"{name}_peak_bytes"])))
     if "remat" in names:
         found["remat_peak_bytes"] = measure_peaks(remat, remat=True)
         tables.append(

@@ -64,9 +64,10 @@ def _ratio(mine: Mapping[str, Any], raw: Mapping[str, Any]) -> Interval:
 
 
 def real_table(figures: Mapping[str, Mapping[str, Any]], peaks: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Steps as ratios to the hand-written loop's, and peak memory."""
+    """Steps as ratios to those of `reference`, and peak memory."""
+    against = "raw" if all(reference(name).startswith("raw") for found in figures.values() for name in found) else "DDP"
     table = _table(
-        "case", "runtime", "step ms", "IQR", "step / raw (95 %)", "CPU ms a step and worker",
+        "case", "runtime", "step ms", "IQR", f"step / {against} (95 %)", "CPU ms a step and worker",
         "peak MiB by rank", texts=2,
     )  # fmt: skip
     for case, found in figures.items():

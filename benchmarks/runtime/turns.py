@@ -111,11 +111,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data-parallel", action="store_true", help="each rank has all of the model")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     chain = Chain(args.entry, args.micro_batches, dist.get_world_size())
-    contenders = {name: make(chain) for name, make in available().items()}
+    contenders = {name: make(chain) for name, make in available(data_parallel=args.data_parallel).items()}
     check(chain, contenders)
     figures = gathered(alternate(contenders, rounds=args.rounds, steps=args.steps, title=args.title))
     if dist.get_rank() == 0:
