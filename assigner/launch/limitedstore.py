@@ -124,6 +124,17 @@ class LimitedStore(Store):
         self._lane.close()
 
 
+def any_there(*places: tuple[LimitedStore, str]) -> bool:
+    """Whether one of some stores, which have one lane, has its key: the lane is asked once, and not for each.
+
+    Raises:
+        DistError: as calls of the first one.
+    """
+    first = places[0][0]
+    found: bool = first._lane.made(lambda: any(each._store.check([key]) for each, key in places), first._limit_s)
+    return found
+
+
 def opened(make: Callable[[], S], port: int, *, limit_s: float = STARTING_S) -> S:
     """A store, once a program at its port answers as one.
 

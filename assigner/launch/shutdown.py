@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 MEETING_S = 300
 FAREWELL_S = 20.0
 _LEFT = "assigner/left"
-_FAILED = "assigner/host failed"
+FAILED_KEY = "assigner/host failed"
+"""Where a launcher tells of its first rank that ended badly."""
 _ENDED = "assigner/ended well"
 _DONE = "assigner/done"
 _RUNS = "assigner/runs"
@@ -73,7 +74,7 @@ class HostFailure:
 
 def read_host_failure(store: Store) -> HostFailure | None:
     """What a launcher of this run has told; None: nothing. The store is the job's, without prefixes, as below."""
-    return read(store, HostFailure, _FAILED)
+    return read(store, HostFailure, FAILED_KEY)
 
 
 def tell_done(store: Store, rank: int) -> None:
@@ -167,7 +168,7 @@ class OtherHosts:
         if self._alone:
             return  # a launcher that is alone ends its ranks itself
         with suppress(DistError), limited(self.store) as store:  # host 0 is gone: nobody is left to hear it
-            seal_first(store, _FAILED, failure)
+            seal_first(store, FAILED_KEY, failure)
         self.stay()
 
     def tell_signal(self, name: str, ranks: Iterable[int]) -> None:

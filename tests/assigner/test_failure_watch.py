@@ -17,7 +17,7 @@ from torch.distributed import DistError, HashStore
 from assigner.errors import UsageError, WorkerError
 from assigner.launch import launcherwatch, limitedstore
 from assigner.launch.seal import SECRET, seal_first, unseal
-from assigner.launch.shutdown import _FAILED, HostFailure
+from assigner.launch.shutdown import FAILED_KEY, HostFailure
 from assigner.machine.launchedrank import Launched, launched
 from assigner.runtime.failures import failure
 from assigner.runtime.failures.cause import Failure
@@ -587,7 +587,7 @@ def test_an_error_that_another_host_has_seen_is_told_with_its_words(
     for name in ("_STAY_S", "_GRACE_S", "_LEAVE_S"):  # nobody else is there, and nobody leaves
         monkeypatch.setattr(failure, name, 0.3)
     store = HashStore()
-    seal_first(store, _FAILED, HostFailure("worker:2", "ended with exit code 1", "OSError: no file (a.py:3)"))
+    seal_first(store, FAILED_KEY, HostFailure("worker:2", "ended with exit code 1", "OSError: no file (a.py:3)"))
     watch = watching(store)
     watch.thread.join(30)
     assert "error: worker:2 failed: OSError: no file (a.py:3); its process ended" in capfd.readouterr().err

@@ -69,7 +69,7 @@ def test_what_a_stranger_writes_is_no_launchers_word(monkeypatch, found):
     """Of whatever shape: nobody has failed or ended; and the run's own word replaces it."""
     monkeypatch.setenv(SECRET, "of the run")
     store = HashStore()
-    for name in (shutdown._FAILED, shutdown._ENDED, f"{shutdown._DONE} 0"):
+    for name in (shutdown.FAILED_KEY, shutdown._ENDED, f"{shutdown._DONE} 0"):
         store.set(name, found)
     assert read_host_failure(store) is None
     assert not read(store, bool, shutdown._ENDED)
@@ -77,14 +77,14 @@ def test_what_a_stranger_writes_is_no_launchers_word(monkeypatch, found):
     tell_done(store, 0)
     assert is_done(store, 0)
     failure = HostFailure("worker:1", "was killed by SIGKILL")
-    assert seal_first(store, shutdown._FAILED, failure) == failure == read_host_failure(store)
+    assert seal_first(store, shutdown.FAILED_KEY, failure) == failure == read_host_failure(store)
 
 
 def test_a_word_of_another_run_is_a_strangers(monkeypatch):
     """Its secret differs."""
     store = HashStore()
     monkeypatch.setenv(SECRET, "of another run")
-    seal_first(store, shutdown._FAILED, HostFailure("worker:1", "is mine"))
+    seal_first(store, shutdown.FAILED_KEY, HostFailure("worker:1", "is mine"))
     monkeypatch.setenv(SECRET, "of the run")
     assert read_host_failure(store) is None
 

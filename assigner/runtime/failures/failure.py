@@ -37,9 +37,9 @@ from torch.distributed import DistError, PrefixStore  # type: ignore[attr-define
 from assigner.errors import AssignerError, WorkerError
 from assigner.launch.failurereport import ended_hint, shortened, words_of
 from assigner.launch.launcherwatch import LOOK_S
-from assigner.launch.limitedstore import LimitedStore, StoreSilentError
+from assigner.launch.limitedstore import LimitedStore, StoreSilentError, any_there
 from assigner.launch.seal import clean, seal_first, unseal
-from assigner.launch.shutdown import HostFailure, read_host_failure, signalled, vouched
+from assigner.launch.shutdown import FAILED_KEY, HostFailure, read_host_failure, signalled, vouched
 from assigner.location import rank_name
 from assigner.runtime.failures.blame import (
     CUT_HINT,
@@ -51,7 +51,7 @@ from assigner.runtime.failures.blame import (
     was_late,
 )
 from assigner.runtime.failures.cause import Failure, gloo_words
-from assigner.runtime.failures.questions import DOINGS, Doing, asked_about
+from assigner.runtime.failures.questions import CALLS, DOINGS, Doing, asked_about
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -330,14 +330,10 @@ class FailureWatch:
             sys.stderr.write(f"[{self.worker}] warning: {clean(error.message)}; it is ignored\n")
 
     def _look(self) -> None:
+        places = (self.store, _KEY), (self.launcher, FAILED_KEY), (self.store, CALLS.name), (self.store, DOINGS.name)
         while not self._pauses.wait(self.closed):
             try:
-                found = self._read()
-                number = None if self.on_question is None else asked_about(self.store)
-                if self.on_question is not None and number is not None and self.on_question(self.store, number):
-                    self.on_question = None
-                if found is None:
-                    self._tell_doing()
+                found = self._news() if any_there(*places) else None
             except StoreSilentError:
                 self._end_without("the job's store does not answer", while_silent=True)
                 continue
@@ -350,6 +346,16 @@ class FailureWatch:
             if self.connections is not None and self.connections.silent:
                 self._end_without(f"{' and '.join(sorted(self.connections.silent))} does not answer")
                 return
+
+    def _news(self) -> Failure | None:
+        """Answer what has been asked; the first failure."""
+        found = self._read()
+        number = None if self.on_question is None else asked_about(self.store)
+        if self.on_question is not None and number is not None and self.on_question(self.store, number):
+            self.on_question = None
+        if found is None:
+            self._tell_doing()
+        return found
 
     def _end_without(self, noticed: str, *, while_silent: bool = False) -> None:
         """No rank can tell a cause: end the process when its main thread stays where it is and comes to know of none.
