@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -125,12 +124,12 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode in which `torch.cond` is Python's own decision: torch cannot compile both ways while a mode is on."""
 
     def __enter__(self) -> Any:
-        self._cond = mock.patch.object(torch, "cond", branched)
-        self._cond.start()
+        self._cond = placed([(torch, "cond", branched)])
+        self._cond.__enter__()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
-    def __exit__(self, *error: object) -> None:
-        self._cond.stop()
+    def __exit__(self, *error: Any) -> None:
+        self._cond.__exit__(*error)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
 

@@ -17,9 +17,9 @@ import itertools
 import sys
 import types
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from assigner.errors import MarkingError
+from assigner.model.deferred.memento import placed
 from assigner.model.deferred.ownership import HOOKS
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def switched_off(name: str, inside: Named) -> Iterator[None]:
                 )
     switch = _switch()
     if switch.compiling:  # as torch.export has it: a variable of the file's
-        with mock.patch.object(switch, "global_var", None):
+        with placed([(switch, "global_var", None)]):
             yield
     else:
         token = switch.context_var.set(None)

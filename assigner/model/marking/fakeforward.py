@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, cast
-from unittest import mock
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -96,7 +95,7 @@ def ctc_losses() -> contextlib.AbstractContextManager[Any]:
         with mode:
             return log_probs.new_empty(rows), log_probs.new_empty(rows, steps, width)
 
-    return mock.patch.dict(op_implementations_dict, {torch.ops.aten._ctc_loss.Tensor: made})
+    return placed([(op_implementations_dict, torch.ops.aten._ctc_loss.Tensor, made)])
 
 
 def on_cpu() -> contextlib.AbstractContextManager[Any]:
@@ -111,7 +110,7 @@ def on_cpu() -> contextlib.AbstractContextManager[Any]:
             kwargs = {**kwargs, "device": torch.device("cpu")}
         return original(mode, func, types, args, kwargs)
 
-    return mock.patch.object(FakeTensorMode, "__torch_dispatch__", dispatch)
+    return placed([(FakeTensorMode, "__torch_dispatch__", dispatch)])
 
 
 def is_tensor(leaf: Any) -> bool:
@@ -281,7 +280,7 @@ def gradients_taken(given: Sequence[torch.Tensor]) -> Iterator[set[tuple[int, in
         if torch.is_grad_enabled():
             found.update((n, n) for n, each in asked if tensor is each)
 
-    with mock.patch.object(autograd, "_engine_run_backward", run_backward), _noticed(note, "grad"):
+    with placed([(autograd, "_engine_run_backward", run_backward)]), _noticed(note, "grad"):
         yield found
 
 
@@ -298,7 +297,7 @@ def gradients_asked() -> Iterator[list[Any]]:
         found.append(args[1])
         return original(*args)
 
-    checkpointed = mock.patch.object(CheckpointFunction, "forward", staticmethod(forward))
+    checkpointed = placed([(CheckpointFunction, "forward", staticmethod(forward))])
     with _noticed(found.append, "requires_grad"), checkpointed:
         yield found
 
@@ -482,7 +481,7 @@ def answering(environment: ShapeEnv, answer: Callable[[Any, GuardOnDataDependent
                 raise
             return found
 
-    with mock.patch.object(environment, "evaluate_sym_node", evaluate):
+    with placed([(environment, "evaluate_sym_node", evaluate)]):
         yield
 
 

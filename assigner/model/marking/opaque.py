@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy.random
 import torch
@@ -560,15 +559,7 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
         for module, name in modules.items()
         if type(module).__call__ is nn.Module.__call__
     ]
-    session = mock.patch.multiple(
-        _session,
-        forwards=[],
-        wanting={},
-        anchor=anchor,
-        thread=threading.get_ident(),
-        raised=[],
-        own=Arguments((), {}),
-    )
+    session = placed([(globals(), "_session", _Session(anchor=anchor, thread=threading.get_ident()))])
     by_name = forwards_called(
         [module for module, name in modules.items() if name not in opaque.unmarked], opaque.name_of
     )

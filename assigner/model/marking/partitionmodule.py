@@ -8,7 +8,6 @@ import keyword
 from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from assigner.model.deferred import slot_of
-from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.memento import Memento, placed
 from assigner.model.marking.owncopies import own_copy
 
 if TYPE_CHECKING:
@@ -181,5 +180,5 @@ def any_names() -> Iterator[None]:
             base = f"{base}.{name}" if is_plain else f"getattr({base}, {name!r})"
         return base
 
-    with mock.patch("torch.fx.graph._format_target", spelled):
+    with placed([(torch.fx.graph, "_format_target", spelled)]):
         yield

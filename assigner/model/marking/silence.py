@@ -9,9 +9,9 @@ import pdb
 import sys
 import threading
 from typing import TYPE_CHECKING, NoReturn, TextIO
-from unittest import mock
 
 from assigner.errors import MarkingError
+from assigner.model.deferred.memento import placed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +28,8 @@ def silence() -> Iterator[None]:
         MarkingError: the block calls `breakpoint()` or `pdb.set_trace()`, on the only way that there is.
     """
     out, err = _MutedHere(sys.stdout), _MutedHere(sys.stderr)
-    openers = mock.patch.object(sys, "breakpointhook", _refuse), mock.patch.object(pdb, "set_trace", _refuse)
-    with unlogged(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), openers[0], openers[1]:
+    openers = placed([(sys, "breakpointhook", _refuse), (pdb, "set_trace", _refuse)])
+    with unlogged(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), openers:
         yield
 
 

@@ -17,8 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest import mock
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 import torch.utils.checkpoint
@@ -28,6 +27,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
+from assigner.model.deferred.memento import placed
 from assigner.model.deferred.mutation import storage_of, tensor_leaves, written_tensors
 from assigner.model.marking.fakeforward import is_same_view, on_cpu
 from assigner.model.marking.interception import ASSIGNED, is_hook
@@ -348,6 +348,10 @@ class _RunsAgainError(BaseException):
     """A backward runs a forward again: it reads what that was given."""
 
 
+def _runs_again(*_: object, **__: object) -> NoReturn:
+    raise _RunsAgainError
+
+
 def _written_unseen(effects: CallEffects) -> list[int]:
     """Which of the tensors that it is given a call writes to in such a way; where nobody knows how, none."""
     if not effects.written:
@@ -397,7 +401,7 @@ def saved_behind(roots: Iterable[torch.Tensor], seen: set[Any] | None = None) ->
     """
     waiting: list[Any] = [each.grad_fn for each in roots]
     seen = {None} if seen is None else seen
-    with mock.patch.object(torch.utils.checkpoint, "_recomputation_hook", side_effect=_RunsAgainError):
+    with placed([(torch.utils.checkpoint, "_recomputation_hook", _runs_again)]):
         while waiting:
             function = waiting.pop()
             if function in seen:
