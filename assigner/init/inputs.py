@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from assigner.init.text import DraftInput, DraftOutput
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking.exportable import fake_tensors
-from assigner.model.marking.fakeforward import decided, is_tensor
+from assigner.model.marking.fakeforward import decided
 from assigner.model.marking.silence import unlogged
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ class _Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def behind(self, *values: Any) -> frozenset[str]:
         """Those behind any tensor of some values."""
-        found = (self._behind.get(storage_of(each)) for each in pytree.tree_leaves(values) if is_tensor(each))
+        found = (self._behind.get(storage_of(each)) for each in pytree.tree_leaves(values) if torch.is_tensor(each))
         return frozenset().union(*(each[1] for each in found if each is not None))
 
     def add(self, values: Any, names: frozenset[str]) -> None:
         """These are behind all tensors of a value, too."""
         for each in pytree.tree_leaves(values) if names else ():
-            if is_tensor(each):
+            if torch.is_tensor(each):
                 self._behind[storage_of(each)] = each.untyped_storage(), names | self.behind(each)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

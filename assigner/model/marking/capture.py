@@ -30,7 +30,7 @@ from assigner.model.marking.changedarguments import InputWrites
 from assigner.model.marking.checks import Check, Checks
 from assigner.model.marking.domain import Domain, check_arguments, find_domain, input_key
 from assigner.model.marking.exportable import exportable, made_by_eval, twin
-from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
+from assigner.model.marking.fakeforward import ctc_losses, on_cpu
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions
 from assigner.model.marking.isolation import CrossingError
@@ -266,7 +266,7 @@ class _Looks:
         shapes = ShapesCollection()  # type: ignore[no-untyped-call]
         rows, carriers = find_carriers(self.row_leaves, structure, leaves)
         for leaf, carrier, fake in zip(leaves, carriers, pytree.tree_leaves((args, kwargs)), strict=True):
-            if is_tensor(leaf) and leaf.dim():
+            if torch.is_tensor(leaf) and leaf.dim():
                 kinds = [dims.rows if n == carrier else dims.others for n in range(leaf.dim())]
                 shapes[fake] = {
                     n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
@@ -408,7 +408,8 @@ def _check_ways_out(model: nn.Module, program: ExportedProgram, by_eval: Mapping
 def _each_its_own(leaves: Sequence[Any]) -> list[Any]:
     """The leaves, each tensor an object with memory of its own."""
     storages = [
-        leaf.untyped_storage()._cdata if is_tensor(leaf) and leaf.layout is torch.strided else None for leaf in leaves
+        leaf.untyped_storage()._cdata if torch.is_tensor(leaf) and leaf.layout is torch.strided else None
+        for leaf in leaves
     ]
     return [
         torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=leaf.device)

@@ -72,7 +72,7 @@ class WithoutValues(Operations):
         if function in _TRUTHS and args and args[0].dtype is not torch.bool:
             return function(args[0] != 0, **kwargs)
         state, weights = (args[1], args[2]) if len(args) == 9 and function in _RECURRENT else (None, None)
-        if state is None or not isinstance(weights, list | tuple) or (function is torch.lstm) is is_tensor(state):
+        if state is None or not isinstance(weights, list | tuple) or (function is torch.lstm) is torch.is_tensor(state):
             return function(*args, **kwargs)  # also packed sequences: how long each is only values tell
         given, batch_first = args[0], args[8]
         time = 1 if batch_first else 0
@@ -113,11 +113,6 @@ def on_cpu() -> contextlib.AbstractContextManager[Any]:
     return placed([(FakeTensorMode, "__torch_dispatch__", dispatch)])
 
 
-def is_tensor(leaf: Any) -> bool:
-    """True if a leaf of inputs, arguments or results is a tensor."""
-    return isinstance(leaf, torch.Tensor)
-
-
 def own_tensors(inside: Named) -> dict[str, torch.Tensor]:
     """The parameters and buffers of some modules, by name."""
     return {
@@ -151,7 +146,7 @@ def agreed(ways: Sequence[Any], environment: ShapeEnv | None) -> Any:
     sizes: dict[tuple[str, ...], Any] = {}
     found = []
     for leaf, *rest in zip(listed, *(leaves for leaves, _ in others), strict=True):
-        if not is_tensor(leaf) or all([*map(str, each.shape)] == [*map(str, leaf.shape)] for each in rest):
+        if not torch.is_tensor(leaf) or all([*map(str, each.shape)] == [*map(str, leaf.shape)] for each in rest):
             found.append(leaf)
             continue
         assert environment is not None
@@ -167,7 +162,7 @@ def agreed(ways: Sequence[Any], environment: ShapeEnv | None) -> Any:
 
 def _look(leaf: Any) -> Any:
     """What must be the same of a leaf of a result on all ways."""
-    return (str(leaf.dtype), leaf.dim()) if is_tensor(leaf) else repr(leaf)
+    return (str(leaf.dtype), leaf.dim()) if torch.is_tensor(leaf) else repr(leaf)
 
 
 def aliases_of(
@@ -385,7 +380,7 @@ def places_behind(each: Iterable[Any], stops: Container[GradientPlace] = ()) -> 
 def _arrival(each: Any) -> tuple[GradientPlace, Any] | None:
     if isinstance(each, GradientEdge):
         return _at(each.node, each.output_nr)
-    if not is_tensor(each) or not each.requires_grad:
+    if not torch.is_tensor(each) or not each.requires_grad:
         return None
     return ((id(each), 0), each) if each.grad_fn is None else ((each.grad_fn, each.output_nr), None)
 

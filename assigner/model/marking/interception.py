@@ -49,7 +49,7 @@ from assigner.model.deferred.mutation import branched, variable
 from assigner.model.marking.changedarguments import Arguments, Changed, register_dataclasses
 from assigner.model.marking.checks import stating
 from assigner.model.marking.exportable import unmoved
-from assigner.model.marking.fakeforward import NODE_HOOKS, is_tensor
+from assigner.model.marking.fakeforward import NODE_HOOKS
 from assigner.model.marking.leftovers import FirstReads
 from assigner.model.marking.modules import check_hooks, listed_parameters
 from assigner.model.marking.observation import DecidedError
@@ -245,7 +245,7 @@ class Interceptions:
             *((holder, name, _refused(getattr(holder, name), _SEEDS))
               for holder in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
             (torch, "cond", _refused(branched, "has a value decide what runs, by torch.cond,",
-                                     allowed=lambda pred, *_: not is_tensor(pred))),
+                                     allowed=lambda pred, *_: not torch.is_tensor(pred))),
             (torch.compiler, "is_exporting", _asked_by_user(torch.compiler.is_exporting)),
             *((holder, "is_compiling", _asked_by_user(holder.is_compiling))
               for holder in (torch.compiler, torch._dynamo, torch._utils)),
@@ -330,7 +330,7 @@ class Interceptions:
 
     def _checkpointed(self, function: Callable[..., Any], args: Any) -> Any:
         """A reentrant checkpoint: without an input that wants a gradient nothing in it gets one."""
-        wanting = [each for each in args if is_tensor(each) and each.requires_grad]
+        wanting = [each for each in args if torch.is_tensor(each) and each.requires_grad]
         for each in wanting:
             self._look_at(each)
         if wanting or not torch.is_grad_enabled():

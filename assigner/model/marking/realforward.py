@@ -27,7 +27,7 @@ from assigner.model.deferred.modes import switch_modes
 from assigner.model.marking.casting import casting
 from assigner.model.marking.changedarguments import Arguments, fill, once, plain_leaves, split
 from assigner.model.marking.exportable import made_by_eval
-from assigner.model.marking.fakeforward import is_tensor, own_tensors
+from assigner.model.marking.fakeforward import own_tensors
 from assigner.model.marking.interception import masks_as_captured
 from assigner.model.marking.isolation import check_sent
 from assigner.model.marking.modules import failed_at, listed_parameters, modules_inside
@@ -79,12 +79,12 @@ def _source(maker: Maker, rows: int) -> list[Any]:
 
 def _like(leaf: Any, source: Any, carrier: int | None, rows: int, generator: torch.Generator) -> Any:
     """A leaf with the values of another one, or drawn ones, and so many rows in the dimension that carries them."""
-    if not is_tensor(leaf):
+    if not torch.is_tensor(leaf):
         return leaf
     sizes = [*leaf.shape]
     if carrier is not None:
         sizes[carrier] = rows
-    if not is_tensor(source) or source.dtype != leaf.dtype or source.dim() != len(sizes) or not source.numel():
+    if not torch.is_tensor(source) or source.dtype != leaf.dtype or source.dim() != len(sizes) or not source.numel():
         if leaf.is_floating_point():
             return torch.randn(sizes, generator=generator, device="cpu").to(leaf.dtype)
         return torch.zeros(sizes, dtype=leaf.dtype, device="cpu")
@@ -102,14 +102,14 @@ def _within(found: Sequence[Any], source: Sequence[Any], carriers: Sequence[int 
             for dim in range(leaf.dim())
             if dim != carrier and before.size(dim) > leaf.size(dim)
         }
-        if is_tensor(leaf) and is_tensor(before) and before.dim() == leaf.dim()
+        if torch.is_tensor(leaf) and torch.is_tensor(before) and before.dim() == leaf.dim()
         else set()
         for leaf, before, carrier in zip(found, source, carriers, strict=True)
     ]
     every: set[tuple[int, int]] = set().union(*shorter)
     made = list(found)
     for n, leaf in enumerate(found):
-        if not is_tensor(leaf) or leaf.dtype not in _WHOLE or not leaf.numel():
+        if not torch.is_tensor(leaf) or leaf.dtype not in _WHOLE or not leaf.numel():
             continue
         most = int(leaf.max())
         others = [pair for pair in every - shorter[n] if pair[0] >= most]

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from assigner.model.marking import PartitionGraph, PartitionModule, Value
-from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.gradients import check_asked
 from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import StandIns, as_rank, as_single_process
@@ -37,8 +38,6 @@ from assigner.schedule.program import Action, Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    import torch
 
     from assigner.model.workload import Workload
     from assigner.runtime.batch.microbatch import MicroBatch
@@ -287,7 +286,7 @@ class Executor:
         number = self.step.places.index(place)
         inputs = enumerate(self.step.micro_batches[number].inputs)
         values = [(value, leaf) for (value, of), leaf in self.step.leaves.items() if of == number]
-        return values + [(Value("", n), each) for n, each in inputs if is_tensor(each)]
+        return values + [(Value("", n), each) for n, each in inputs if torch.is_tensor(each)]
 
     def _act(self, program: Program, action: Action) -> None:
         if action.kind is ActionKind.REDUCE:
