@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from assigner.model.deferred.mutation import storage_of, tensor_leaves, written_tensors
-from assigner.model.marking.nodes import opaque_call
+from assigner.model.marking.nodes import call_of
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.operations import Listed, ListedWrites, Way
 from assigner.model.marking.roworder import RowOrder, RowStep, order_of, plain_order
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from assigner.model.marking.capture import Capture
     from assigner.model.marking.domain import Symbols
-    from assigner.model.marking.opaque import OpaqueCall
 
 
 class Unjoinable(StrEnum):
@@ -54,7 +53,7 @@ def unjoinable(captured: Capture, outputs: Sequence[Any], symbols: Symbols) -> l
 
     None: they can, or it has no rows. A leaf is a node of its graph or a plain value.
     """
-    walk = _Walk(captured.calls, symbols)
+    walk = _Walk(symbols)
     walk.graph(captured.graph)
     return [walk.reason(each.meta.get("val")) if isinstance(each, fx.Node) else None for each in outputs]
 
@@ -62,8 +61,8 @@ def unjoinable(captured: Capture, outputs: Sequence[Any], symbols: Symbols) -> l
 class _Walk:
     """Goes through operations in turn, and knows how each value has the rows."""
 
-    def __init__(self, calls: Sequence[OpaqueCall], sizes: Symbols) -> None:
-        self._calls, self._sizes = calls, sizes
+    def __init__(self, sizes: Symbols) -> None:
+        self._sizes = sizes
         self._orders: dict[int, RowOrder] = {}
         self._sharing: dict[int, list[torch.Tensor]] = defaultdict(list)
 
@@ -89,8 +88,7 @@ class _Walk:
                 continue
             args, kwargs = pytree.tree_map_only(fx.Node, lambda each: each.meta.get("val"), (node.args, node.kwargs))
             if is_call(node):
-                ways = opaque_call(node, self._calls)[0].effects.ways
-                self._call(ways, tensor_leaves(args[1]), tensor_leaves(value))
+                self._call(call_of(node).effects.ways, tensor_leaves(args[1]), tensor_leaves(value))
             elif is_write(node.target):
                 self._call([_written(node.target, args)], tensor_leaves(args), tensor_leaves(value))
             elif node.target is operator.getitem and isinstance(args[0], list | tuple):

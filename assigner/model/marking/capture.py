@@ -36,7 +36,7 @@ from assigner.model.marking.interception import Interceptions
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.leftovers import Notes, left_behind
 from assigner.model.marking.modules import failed_at, opaque_modules, unregistered_named
-from assigner.model.marking.nodes import without_regions
+from assigner.model.marking.nodes import note_calls, without_regions
 from assigner.model.marking.observation import DecidedError, LearntCall, ValueDependence
 from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, replaced
 from assigner.model.marking.realforward import Maker, example_inputs, learn
@@ -289,7 +289,8 @@ class _Looks:
 
             def exported() -> ExportedProgram:
                 program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
-                without_regions(program.graph_module, autocast=self.autocast is not None)
+                graph = without_regions(program.graph_module, autocast=self.autocast is not None)
+                note_calls(graph, opaque.calls, caught.hooks)
                 return program
 
             program = exported()
@@ -298,7 +299,7 @@ class _Looks:
         check_replaced(model, left)
         _check_ways_out(model, program, {name: twins[id(each)] for name, each in by_eval.items()})
         domain = find_domain(program, input_key(structure, leaves))
-        functional = Functional(program.graph, _input_kinds(program), opaque.calls, caught.hooks)
+        functional = Functional(program.graph, _input_kinds(program))
         statistics = frozenset(
             f"{name}.{key}"
             for name, module in model.named_modules(remove_duplicate=False)

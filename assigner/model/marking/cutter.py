@@ -23,7 +23,7 @@ from assigner.model.marking.domain import Size, Symbols
 from assigner.model.marking.glue import Ownership, is_size
 from assigner.model.marking.gradients import values_behind, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Value, ValueShape
-from assigner.model.marking.nodes import STATE, is_item, opaque_call, reached
+from assigner.model.marking.nodes import STATE, call_of, given_to, is_item, reached
 from assigner.model.marking.opaque import OpaqueCall, is_call
 from assigner.model.marking.rows import EXAMPLE_ROWS, BatchRows
 from assigner.model.marking.statereads import StateReads
@@ -380,8 +380,8 @@ class PieceBuilder:
 
     def _call(self, node: fx.Node) -> Any:
         """A call of the module or function itself, with its arguments in their own structure."""
-        call, given, numbers = opaque_call(node, self.cutter.captured.calls)
-        tensors = [self.copy(each) for each in given]
+        call, numbers = call_of(node), cast("list[Any]", node.args[2])
+        tensors = [self.copy(each) for each in given_to(node)]
         sizes = [self.copy(each) if isinstance(each, fx.Node) else each for each in numbers]
         if not node.meta.get("without_gradient"):
             return self._called(call, tensors, sizes, node)

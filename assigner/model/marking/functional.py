@@ -27,15 +27,23 @@ from torch.export.graph_signature import InputKind
 from assigner.errors import MarkingError
 from assigner.model.deferred.mutation import fresh_values, gives_back, is_random, named_arguments, returned_arguments
 from assigner.model.marking.interception import is_hook
-from assigner.model.marking.nodes import STATE, is_item, is_result, line_of, made_of, opaque_call, storages, written_by
+from assigner.model.marking.nodes import (
+    STATE,
+    call_of,
+    given_to,
+    is_item,
+    is_result,
+    line_of,
+    made_of,
+    storages,
+    written_by,
+)
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.unseen import check_unseen_writes
 from assigner.model.marking.writing import ONCE, STORES, ViewStep, after, snapshot, stored, wanted, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from assigner.model.marking.opaque import OpaqueCall
+    from collections.abc import Mapping, Sequence
 
 _UNSUPPORTED = ("aten::set_", "aten::resize_", "aten::resize_as_", "aten::swap_", "aten::requires_grad_")
 
@@ -70,10 +78,9 @@ class Functional:
     """Rewrites one graph.
 
     Args:
-        graph: As exported, without regions; nodes under no_grad have `without_gradient` in their meta.
+        graph: As exported, without regions; nodes under no_grad have `without_gradient` in their meta, and calls and
+            hooks what they call.
         kinds: What each placeholder stands for, by its name.
-        calls: The opaque calls.
-        hooks: What is done to tensors, by its number.
 
     Attributes:
         graph: The new graph.
@@ -81,14 +88,8 @@ class Functional:
         state: The placeholders of parameters and buffers in the old graph, with their names.
     """
 
-    def __init__(
-        self,
-        graph: fx.Graph,
-        kinds: Mapping[str, tuple[InputKind, str]],
-        calls: Sequence[OpaqueCall],
-        hooks: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
-    ) -> None:
-        self.old, self.kinds, self.calls, self.hooks = graph, kinds, calls, hooks
+    def __init__(self, graph: fx.Graph, kinds: Mapping[str, tuple[InputKind, str]]) -> None:
+        self.old, self.kinds = graph, kinds
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self.state = {node: name for node in inputs for kind, name in [kinds[node.name]] if kind in STATE}
         self.graph = fx.Graph()
@@ -168,7 +169,7 @@ class Functional:
         if node in self._items:
             self._take_result(node, self._items[node])
             return
-        written = written_by(node, self.calls)
+        written = written_by(node)
         if written:
             self._add_write(node, written)
             return
@@ -216,10 +217,9 @@ class Functional:
         self._members[node] = Member(family, family.current, 0)
 
     def _add_hook(self, node: fx.Node) -> None:
-        number, tensor = node.args
+        hook, tensor = node.meta["hook"], node.args[1]
         assert isinstance(tensor, fx.Node)
-        hook = self.hooks.get(number)  # type: ignore[arg-type]
-        if hook is None:  # it was removed again
+        if hook is None:
             return
         read = self._read(tensor)
         made = self._new(hook, (read,), like=read)
@@ -345,7 +345,7 @@ class Functional:
         order = {node: n for n, node in enumerate(self.old.nodes)}
         users = [
             node for node in self.old.nodes
-            if is_call(node) and name.startswith(f"{opaque_call(node, self.calls)[0].module}.")
+            if is_call(node) and name.startswith(f"{call_of(node).module}.")
         ]  # fmt: skip
         needed = made_of([writer])
         readers = [user for user in state.users if user not in needed]
@@ -399,12 +399,12 @@ class Functional:
             self._groups[node] = joined
 
     def _add_call(self, node: fx.Node) -> None:
-        call, given, sizes = opaque_call(node, self.calls)
+        given = given_to(node)
         tensors = [self._read(each) for each in given]
         copies: dict[StorageFamily, fx.Node] = {}
         made_here: list[fx.Node] = []
-        for n in sorted(call.effects.written):
-            family = self._member(given[n], node).family
+        for each in written_by(node):
+            family = self._member(each, node).family
             if family not in copies:
                 copies[family] = self._new(torch.ops.aten.clone.default, (family.current,), like=family.current)
                 made_here.append(copies[family])
@@ -416,7 +416,7 @@ class Functional:
                     made = self._emit_view(step, made, each)
                     made_here.append(made)
                 tensors[n] = made
-        numbers = fx.map_arg(sizes, self._read)
+        numbers = fx.map_arg(node.args[2], self._read)
         made = self.graph.call_function(cast("Any", node.target), (node.args[0], tensors, numbers))
         made.meta.update(node.meta)
         self._values[node] = made
@@ -430,19 +430,19 @@ class Functional:
     def _item_of_call(self, node: fx.Node) -> None:
         """An item of an opaque call's result: its own memory, or that of something else."""
         call_node, index = cast("tuple[fx.Node, int]", node.args)
-        call, given, _ = opaque_call(call_node, self.calls)
         made = self.graph.node_copy(node, self._read)
         made = self._detached(made) if call_node.meta.get("without_gradient") else made
         self._values[node] = made
         (storage,) = storages(node) or (0,)
-        alias = call.effects.aliases.get(index)
+        alias = call_of(call_node).effects.aliases.get(index)
         linked: list[StorageFamily] = []
         owned = self._owned.get(str(alias.index)) if alias is not None and alias.kind == "own" else None
         if owned is not None:
             linked = owned.linked
         elif alias is not None:
             items = {user.args[1]: user for user in call_node.users if is_item(user)}
-            other = given[alias.index] if alias.kind == "given" else items.get(alias.index)  # type: ignore[index]
+            given: Any = given_to(call_node)
+            other = given[alias.index] if alias.kind == "given" else items.get(alias.index)
             if other is not None and other in self._members:
                 family = self._members[other].family
                 if alias.exact:
@@ -468,7 +468,7 @@ def _written_state(model: Functional) -> dict[fx.Node, bool]:
         depends[node] = brings or any(
             depends[each] or bool(tainted & set(storages(each))) for each in node.all_input_nodes
         )
-        for argument in written_by(node, model.calls):
+        for argument in written_by(node):
             for storage in storages(argument):
                 if depends[node]:
                     tainted.add(storage)

@@ -33,7 +33,7 @@ from assigner.formats.graph import topological_order
 from assigner.model.deferred.mutation import is_random
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.isolation import CrossingError
-from assigner.model.marking.nodes import is_item, made_of, opaque_call, reached
+from assigner.model.marking.nodes import call_of, given_to, is_item, made_of, reached
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import ONCE, STORES
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from assigner.model.marking.capture import Capture
-    from assigner.model.marking.opaque import OpaqueCall
 
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -87,7 +86,7 @@ class Ownership:
         self._grouped = {node for group in capture.together for node in group}
         self.placeholders = {node: capture.kinds[node.name] for node in self.nodes if node.op == "placeholder"}
         self.owner: dict[fx.Node, int] = {}
-        called = [self.call(node).module for node in self.nodes if is_call(node)]
+        called = [call_of(node).module for node in self.nodes if is_call(node)]
         self.order = self._ordered(list(dict.fromkeys(name for name in called if name in marked)), wished)
         missing = [name for name in marked if name not in self.order]
         if missing and (homes is None or not self.order):
@@ -108,10 +107,6 @@ class Ownership:
             self._lend()
         self._check_gradients()
 
-    def call(self, node: fx.Node) -> OpaqueCall:
-        """The call that a node is."""
-        return opaque_call(node, self.capture.calls)[0]
-
     def held(self, node: fx.Node) -> str:
         """The parameter, buffer or constant that a node stands for; empty: none."""
         return self.placeholders[node][1] if node.op == "placeholder" else ""
@@ -122,7 +117,7 @@ class Ownership:
         calls = filter(is_call, self.nodes)
         return [
             *(node for node, (_, target) in self.placeholders.items() if target and target in names),
-            *(node for node in calls if any(each.startswith(f"{self.call(node).module}.") for each in names)),
+            *(node for node in calls if any(each.startswith(f"{call_of(node).module}.") for each in names)),
         ]
 
     def places(self, nodes: Iterable[fx.Node]) -> set[int]:
@@ -139,7 +134,7 @@ class Ownership:
         edges = set[tuple[str, str]]()
         for node in self.nodes:
             behind[node] = frozenset[str]().union(*(behind[each] for each in node.all_input_nodes))
-            if is_call(node) and (name := self.call(node).module) in names:
+            if is_call(node) and (name := call_of(node).module) in names:
                 edges |= {(each, name) for each in behind[node] if each != name}
                 behind[node] |= {name}
         try:
@@ -184,7 +179,7 @@ class Ownership:
     def _home(self, node: fx.Node) -> str:
         """The partition that must run a node: of a marked module, or as another capture has it."""
         if is_call(node):
-            name = self.call(node).module
+            name = call_of(node).module
             return name if name in self.order else self.homes.get(name, "")
         held = () if node in self._late else map(self.held, node.all_input_nodes)
         return next((self.homes[name] for name in held if name in self.homes), "")
@@ -228,13 +223,13 @@ class Ownership:
             text = f"{place!r} needs what {other} is used for, and {last!r} has that, which comes later"
         else:
             text = f"{place!r} is called again with what {last!r} made"
-        module = self.call(node).module if brought and is_run else ""
+        module = call_of(node).module if brought and is_run else ""
         return CrossingError(text, hint="mark one larger module that contains both", module=module)
 
     def _brought(self, node: fx.Node) -> str:
         """What has a node run where another capture has it, by name; empty: a mark does."""
         if is_call(node):
-            return "" if self.call(node).module in self.order else repr(self.call(node).module)
+            return "" if call_of(node).module in self.order else repr(call_of(node).module)
         return next((repr(name) for each in node.all_input_nodes if (name := self.held(each)) in self.homes), "")
 
     def _gathered(self, group: list[fx.Node]) -> bool:
@@ -313,7 +308,7 @@ class Ownership:
         stored_names = {self.held(node.args[0]) for node in self.nodes if node.target in STORES}
         turn, calls = {node: n for n, node in enumerate(self.nodes)}, defaultdict[str, list[fx.Node]](list)
         for call in filter(is_call, self.owner):
-            for name in self.call(call).effects.changed:
+            for name in call_of(call).effects.changed:
                 calls[name].append(call)
         for node, (_, name) in self.placeholders.items():
             home, names = self.homes.get(name), self.same_tensor.get(name, (name,))
@@ -341,7 +336,7 @@ class Ownership:
     def _check_gradients(self) -> None:
         """A forward that takes a gradient sees what it has computed itself, and not what others have."""
         for node in filter(is_call, self.nodes):
-            call, given, _ = opaque_call(node, self.capture.calls)
+            call, given = call_of(node), given_to(node)
             for n, m in sorted(call.effects.differentiated):
                 if n == m:
                     if self.owner.get(given[n], self.owner.get(node)) != self.owner.get(node):

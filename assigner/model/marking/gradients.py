@@ -27,7 +27,7 @@ from torch.export.graph_signature import InputKind
 from assigner.model.deferred.mutation import gives_back, storage_of
 from assigner.model.marking.fakeforward import is_same_view
 from assigner.model.marking.graph import Value
-from assigner.model.marking.nodes import is_result, opaque_call, reached
+from assigner.model.marking.nodes import call_of, given_to, is_result, reached
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import decided_otherwise, still_required, wanted
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 def _requiring(cutter: Cutter) -> set[fx.Node]:
     """The nodes whose values require a gradient, or may; without training, those that a forward has asked one for."""
-    captured, ownership, tensors = cutter.captured, cutter.ownership, cutter.deferred.tensors()
+    ownership, tensors = cutter.ownership, cutter.deferred.tensors()
     found: set[fx.Node] = set()
     for node in ownership.nodes:
         if node.op == "placeholder":
             kind, name = ownership.placeholders[node]
             requires = kind is InputKind.PARAMETER and tensors[name].requires_grad
         elif is_result(node):
-            requires = node.args[1] in opaque_call(node.args[0], captured.calls)[0].effects.wanting
+            requires = node.args[1] in call_of(node.args[0]).effects.wanting
         elif node.target is torch.ops.aten.detach.default or is_call(node):
             requires = False
         else:
@@ -61,11 +61,10 @@ def _requiring(cutter: Cutter) -> set[fx.Node]:
 
 def _asked(cutter: Cutter, pieces: Sequence[Piece]) -> set[Value]:
     """The values between partitions of which code behind them looks whether they require a gradient."""
-    captured, ownership = cutter.captured, cutter.ownership
     asking = {
-        cutter.names[ownership.owner[node]]
-        for node in ownership.nodes
-        if node.target is still_required or (is_call(node) and opaque_call(node, captured.calls)[0].effects.asks)
+        cutter.names[cutter.ownership.owner[node]]
+        for node in cutter.ownership.nodes
+        if node.target is still_required or (is_call(node) and call_of(node).effects.asks)
     }
     found: set[Value] = set()
     for piece in reversed(pieces):
@@ -170,7 +169,7 @@ def _may_bear(node: fx.Node) -> bool:
 
 def _as_one(cutter: Cutter, node: fx.Node) -> set[fx.Node]:
     """The nodes whose users may have a node's tensor, or what its module has made of it before it returned it."""
-    calls, ownership = cutter.captured.calls, cutter.ownership
+    ownership = cutter.ownership
 
     def further(each: fx.Node) -> list[fx.Node]:
         if each.op == "placeholder":
@@ -178,14 +177,12 @@ def _as_one(cutter: Cutter, node: fx.Node) -> set[fx.Node]:
             return [] if kind is InputKind.USER_INPUT else ownership.holding(name)
         if is_result(each):
             maker, result = cast("tuple[fx.Node, int]", each.args)
-            found = [maker]
-            call, given, _ = opaque_call(maker, calls)
-            effects = call.effects
+            found, effects = [maker], call_of(maker).effects
             alias = None if result in effects.begun else effects.aliases.get(result)
             if alias is not None and alias.kind == "own":
                 found += ownership.holding(str(alias.index))
             elif alias is not None and alias.kind == "given":
-                other = given[int(alias.index)]
+                other = given_to(maker)[int(alias.index)]
                 found += [other] if alias.exact or _has_shape_of(each, other) else []
             return found
         if each.op == "call_function" and each.target is not torch.ops.aten.detach.default:

@@ -80,19 +80,36 @@ def shape_alone(node: fx.Node) -> bool:
 STATE = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
-def opaque_call(node: fx.Node, calls: Sequence[OpaqueCall]) -> tuple[OpaqueCall, list[fx.Node], list[Any]]:
-    """The opaque call that a node is, by its number among all; the tensors and the sizes that it is given."""
-    number, given, sizes = cast("tuple[int, list[fx.Node], list[Any]]", node.args)
-    return calls[number], given, sizes
+def note_calls(
+    graph: fx.Graph, calls: Sequence[OpaqueCall], hooks: Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
+) -> None:
+    """Have the nodes of an export that are an opaque call, or do something to a tensor, say what by `meta`, too.
+
+    In the graph they have its number. A hook that was removed again is None.
+    """
+    for node in graph.nodes:
+        if is_call(node):
+            node.meta["call"] = calls[cast("int", node.args[0])]
+        elif is_hook(node):
+            node.meta["hook"] = hooks.get(cast("int", node.args[0]))
 
 
-def written_by(node: fx.Node, calls: Sequence[OpaqueCall]) -> list[fx.Node]:
+def call_of(node: fx.Node) -> OpaqueCall:
+    """The opaque call that a node is."""
+    return cast("OpaqueCall", node.meta["call"])
+
+
+def given_to(node: fx.Node) -> list[fx.Node]:
+    """The tensors that an opaque call is given."""
+    return cast("list[fx.Node]", node.args[1])
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
     """The nodes whose memory a node writes to."""
     if node.op != "call_function":
         return []
     if is_call(node):
-        call, given, _ = opaque_call(node, calls)
-        return [given[n] for n in sorted(call.effects.written)]
+        return [given_to(node)[n] for n in sorted(call_of(node).effects.written)]
     if is_hook(node):
         return []
     names = written_names(node.target, node.args, node.kwargs)

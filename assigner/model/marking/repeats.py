@@ -24,7 +24,7 @@ from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.reach import Names, reach
 from assigner.model.marking.interception import in_words, is_hook, values_of
 from assigner.model.marking.leftovers import Notes, attribute_of
-from assigner.model.marking.nodes import opaque_call, shape_alone, written_by
+from assigner.model.marking.nodes import call_of, shape_alone, written_by
 from assigner.model.marking.opaque import is_call
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class Remains:
 
     def __init__(self, program: ExportedProgram, caught: Interceptions) -> None:
         self.program, self.changes, self.replaced, self.reads = program, caught.changes, caught.replaced, caught.reads
-        self._calls = caught.opaque.calls
 
     def follows_from_shapes(self, change: StateChange) -> bool:
         """Whether a tensor was left that is made of shapes alone."""
@@ -60,7 +59,7 @@ class Remains:
         makers = [
             node
             for node in self.program.graph.nodes
-            for each in (node, *written_by(node, self._calls))  # a list of tensors is written to, or a call's
+            for each in (node, *written_by(node))  # a list of tensors is written to, or a call's
             if isinstance(value := each.meta.get("val"), torch.Tensor) and storage_of(value) == memory
         ]
         return bool(makers) and all(map(shape_alone, makers))
@@ -117,10 +116,10 @@ def check_repeated(
     ]
     put(masks)
     opaque = caught.opaque
-    words, calls = _in_words(first.program, caught), len(opaque.calls)
+    words, calls = _in_words(first.program), len(opaque.calls)
     try:
         second = again()
-        same = _in_words(second, caught) == words
+        same = _in_words(second) == words
     except Exception:
         if not masks:
             raise
@@ -222,7 +221,7 @@ def _hooked(left: Remains, caught: Interceptions) -> bool:
     return False
 
 
-def _in_words(program: ExportedProgram, caught: Interceptions) -> list[str]:
+def _in_words(program: ExportedProgram) -> list[str]:
     """A graph's nodes, each as what it does to which, and whether with gradients.
 
     Opaque calls by what they call, hooks by what they run.
@@ -232,9 +231,8 @@ def _in_words(program: ExportedProgram, caught: Interceptions) -> list[str]:
     for node in program.graph.nodes:
         args: Any = fx.map_arg((node.args, node.kwargs), lambda each: f"%{numbers[each]}")
         if is_call(node):
-            call, *_ = opaque_call(node, caught.opaque.calls)
-            args = (call.label, repr(call.arguments), *args[0][1:])
+            args = (call_of(node).label, repr(call_of(node).arguments), *args[0][1:])
         elif is_hook(node):
-            args = (in_words(caught.hooks.get(int(node.args[0]))), *args[0][1:])
+            args = (in_words(node.meta["hook"]), *args[0][1:])
         found.append(f"{node.op} {node.target} {args} {node.meta.get('without_gradient')}")
     return found

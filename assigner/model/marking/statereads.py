@@ -17,7 +17,7 @@ from torch import fx
 
 from assigner.errors import MarkingError
 from assigner.model.marking.glue import is_size
-from assigner.model.marking.nodes import is_item, line_of, storages
+from assigner.model.marking.nodes import call_of, is_item, line_of, storages
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import ONCE, STORES, snapshot, stored
 
@@ -56,7 +56,7 @@ class StateReads:
             (place, name)
             for node, place in self._owner.items()
             if is_call(node)
-            for name in sorted(self._of.call(node).effects.changed)  # on every rank the same one first
+            for name in sorted(call_of(node).effects.changed)  # on every rank the same one first
             if name in self._of.capture.deferred_statistics
         ]
         changed += [
@@ -86,7 +86,7 @@ class StateReads:
         """What the glue reads of a tensor of which a module's own forward makes another one is read in its turn."""
         turn = {node: n for n, node in enumerate(self._of.nodes)}
         for node in filter(is_call, self._owner):
-            effects, place = self._of.call(node).effects, self._owner[node]
+            effects, place = call_of(node).effects, self._owner[node]
             for name in sorted(effects.changed):
                 is_replaced = name in effects.replaced
                 held = [each for each in self._of.holding(name) if each.op == "placeholder"]
@@ -104,7 +104,7 @@ class StateReads:
 
         Nor by any other one, which keeps the tensor in whose place the module puts a new one.
         """
-        call, place = self._of.call(node), self._owner[node]
+        call, place = call_of(node), self._owner[node]
         is_replaced, is_alone = name in call.effects.replaced, len(self._of.same_tensor.get(name, (name,))) == 1
         if is_replaced:
             strange = places - {place} if is_alone else places  # by which name, no graph says
@@ -128,7 +128,7 @@ class StateReads:
 
         So no value is read past a call whose module changes that tensor, too, or stored once a step.
         """
-        call = self._of.call(node)
+        call = call_of(node)
         users = [user for each in held for user in each.users]
         stores = [user for user in users if user.target in STORES]
         values = [*stores, *(user for user in users if user.target is snapshot)]

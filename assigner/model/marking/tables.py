@@ -33,7 +33,7 @@ from assigner.model.deferred.origins import digest
 from assigner.model.marking.domain import InputKey
 from assigner.model.marking.fakeforward import is_same_view
 from assigner.model.marking.isolation import CrossingError
-from assigner.model.marking.nodes import opaque_call, reached, storages
+from assigner.model.marking.nodes import call_of, reached, storages
 from assigner.model.marking.opaque import is_call
 
 if TYPE_CHECKING:
@@ -172,8 +172,7 @@ class NodeValues:
         turn = {each: n for n, each in enumerate(node.all_input_nodes)}
         args: Any = fx.map_arg((node.args, node.kwargs), lambda each: f"%{turn[each]}")
         if is_call(node):
-            call, *_ = opaque_call(node, self._captured.calls)
-            args = (call.label, repr(call.arguments))
+            args = (call_of(node).label, repr(call_of(node).arguments))
         return f"{node.op} {node.target} {args}{' without gradient' * bool(node.meta.get('without_gradient'))}"
 
     def number(self, value: Any) -> Any:

@@ -31,7 +31,7 @@ from assigner.model.deferred.memento import placed
 from assigner.model.deferred.mutation import storage_of, tensor_leaves, written_tensors
 from assigner.model.marking.fakeforward import is_same_view, on_cpu
 from assigner.model.marking.interception import ASSIGNED, is_hook
-from assigner.model.marking.nodes import is_result, line_of, opaque_call, storages, written_by
+from assigner.model.marking.nodes import call_of, given_to, is_result, line_of, storages, written_by
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.roworder import SCATTERING
 from assigner.model.marking.writing import wanted
@@ -73,7 +73,7 @@ def check_unseen_writes(given: Functional) -> None:
         before = (each for each in rerun.saved if each.turn < write.turn and each.storage == write.storage)
         found = next((each for each in before if not _count_together(each, write) and share(each, write)), None)
         if found is not None:
-            by = f" by {opaque_call(node, given.calls)[0].label}" if is_call(node) else ""
+            by = f" by {call_of(node).label}" if is_call(node) else ""
             written, read = (" through .data or .detach()", "") if write.counter is None else ("", " through .data")
             raise MarkingError(
                 f"a tensor is changed in place{written}{by} ({line_of(node)}) that{read}"
@@ -94,20 +94,19 @@ class _UnseenWrites(NamedTuple):
 
 
 def _unseen_writes(model: Functional) -> _UnseenWrites:
-    found, calls = _UnseenWrites({}, set()), model.calls
+    found = _UnseenWrites({}, set())
     state = {name: node for node, name in model.state.items()}
     memories: set[int] = set()  # of what is cut off
     for node in model.old.nodes:
-        written = written_by(node, calls) if memories else []
+        written = written_by(node) if memories else []
         hidden = [each for each in written if each in found.cut_off]
         reshapes = torch.Tag.inplace_view in getattr(node.target, "tags", ())  # and changes no value
         others = [] if reshapes else [each for each in written if each not in found.cut_off]
         counted = [each for each in others if memories.intersection(storages(each))]
         if is_call(node):
-            call, given, _ = opaque_call(node, calls)
-            unseen = [given[n] for n in _written_unseen(call.effects)]
+            unseen = [given_to(node)[n] for n in _written_unseen(call_of(node).effects)]
             hidden += [each for each in unseen if each not in hidden]
-            memories.update(_cut_off_in(call.effects, node, given, state))
+            memories.update(_cut_off_in(node, state))
         else:
             sources = {memory for each in node.all_input_nodes if each in found.cut_off for memory in storages(each)}
             if node.target is torch.ops.aten.detach.default or (sources and sources.intersection(storages(node))):
@@ -136,7 +135,7 @@ class _Rerun:
     """
 
     def __init__(self, given: Functional, unseen: _UnseenWrites) -> None:
-        self.calls, self.hooks, self.unseen = given.calls, given.hooks, unseen
+        self.unseen = unseen
         self.writes: list[tuple[fx.Node, _MemoryPart]] = []  # what these would have written
         self.saved: list[_MemoryPart] = []  # what backwards have saved
         self._values: dict[fx.Node, Any] = {}
@@ -198,8 +197,8 @@ class _Rerun:
         if node.op == "output":
             self._want(tensor_leaves(self._of(node.args)))
         elif is_hook(node):
-            number, tensor = self._of(node.args)
-            if self.hooks.get(number) is wanted and not tensor.requires_grad:
+            tensor = self._of(node.args[1])
+            if node.meta["hook"] is wanted and not tensor.requires_grad:
                 tensor.requires_grad_()
         elif tensor_leaves(value):
             with torch.set_grad_enabled(not node.meta.get("without_gradient")):
@@ -247,9 +246,8 @@ class _Rerun:
 
     def _run_call(self, node: fx.Node) -> list[torch.Tensor]:
         """What a call gives; what its backward has saved is noted."""
-        call, given, _ = opaque_call(node, self.calls)
+        call, tensors = call_of(node), [self._values[each] for each in given_to(node)]
         effects = call.effects
-        tensors = [self._values[each] for each in given]
         trains = bool(effects.wanting) and not node.meta.get("without_gradient")
         made: list[torch.Tensor] = []
         for n, each in enumerate(node.meta["val"]):
@@ -369,17 +367,15 @@ def _written_unseen(effects: CallEffects) -> list[int]:
     return sorted(found & effects.written)
 
 
-def _cut_off_in(
-    effects: CallEffects, node: fx.Node, given: Sequence[fx.Node], state: Mapping[str, fx.Node]
-) -> Iterator[int]:
+def _cut_off_in(node: fx.Node, state: Mapping[str, fx.Node]) -> Iterator[int]:
     """The memories of what a call cuts off of what it is given, has or makes."""
-    for way in effects.ways:
+    for way in call_of(node).effects.ways:
         made = [each.made for each in way.operations if each.target is torch.ops.aten.detach.default]
         cut_off = {storage_of(leaf) for leaf in tensor_leaves(made)}
         if not cut_off:
             continue
         own = [(state[key], each) for key, each in way.own.items() if key in state]
-        held = [*zip(given, way.given, strict=True), *own]
+        held = [*zip(given_to(node), way.given, strict=True), *own]
         yield from (memory for each, theirs in held if storage_of(theirs) in cut_off for memory in storages(each))
         results = zip(node.meta["val"], way.made, strict=True)
         yield from (storage_of(each) for each, theirs in results if storage_of(theirs) in cut_off)
