@@ -75,6 +75,7 @@ class Capture:
     deferred_statistics: frozenset[str]  # names of BatchNorms' running statistics, which move at a step's end
     written_inputs: frozenset[str]  # the placeholders of inputs that it writes to
     changes_inputs: bool  # it changes a list or dict among them
+    autocast: str | None  # the type that autocast computes in; None: no autocast
     training: bool  # it runs with gradients
     opened: Mapping[str, CrossingError]  # the unmarked modules that were followed, with why
     kept: FoundTables  # the values of the tables, for the example inputs; none before these are looked at
@@ -312,7 +313,7 @@ class _Looks:
             left=left_behind(opaque.leftovers, left.changes), notes=left.notes, tables=left.tables,
             read_elsewhere=opaque.leftovers.read, flags=caught.flags, deferred_statistics=statistics,
             written_inputs=functional.written_inputs, changes_inputs=changes_inputs,
-            training=torch.is_grad_enabled(), opened=self.opened,
+            autocast=self.autocast, training=torch.is_grad_enabled(), opened=self.opened,
             kept=FoundTables(domain.example, {}, torch.is_grad_enabled(), self.opened),
         )  # fmt: skip
 

@@ -72,11 +72,11 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     captured = captured_for(example[0])
     check_loss(workload.loss, deferred.model, captured.left)
     read = _read_by(deferred.model, modules_outside(deferred.model, captured.opaque))
-    cut = Cutter(deferred, marked, captured, workload.autocast, rows=rows).cut()
+    cut = Cutter(deferred, marked, captured, rows=rows).cut()
     if not cut.output.rows_known and rows.inputs != NOTHING:
         with contextlib.suppress(UsageError, MarkingError):
             second = captured_for(maker(2 * EXAMPLE_ROWS), any_rows=False)
-            larger = Cutter(deferred, marked, second, workload.autocast, rows=rows).output()
+            larger = Cutter(deferred, marked, second, rows=rows).output()
             cut = replace(cut, output=_following(cut.output, larger, rows.group * EXAMPLE_ROWS))
     trains = train_methods(deferred.model.modules())
     calls: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -211,15 +211,21 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool, order: Sequenc
     assert first is not None  # it is one that was cut first
     marked, opened = find_marks(deferred.model, graph.marks), dict(first.opened)
     left = [each for each in first.tables if each.values]
-    captured_for = partial(_captured_again, graph, first, [*marked])
+
+    def captured_for(
+        inputs: Any, *, training: bool, opened: Mapping[str, CrossingError], others: Sequence[FoundTables]
+    ) -> Capture:
+        with deferred.mode(training=training):
+            return capture(
+                deferred, [*marked], first.maker, graph.rows.inputs, inputs,
+                autocast=graph.last.autocast, any_rows=False, training=training,
+                sized=graph.domain.example if first.learnt else None, opened=opened, others=others,
+            )  # fmt: skip
+
     while True:
         captured = captured_for(inputs, training=training, opened=opened, others=left)
         try:
-            cutter = Cutter(
-                deferred, marked, captured, graph.last.autocast,
-                rows=graph.rows, base=graph, training=training, order=order,
-            )  # fmt: skip
-            cut = cutter.cut()
+            cut = Cutter(deferred, marked, captured, rows=graph.rows, base=graph, training=training, order=order).cut()
             if not training:
                 _check_called(graph, cut)
             break
@@ -266,24 +272,6 @@ def _check_called(graph: PartitionGraph, cut: PartitionGraph) -> None:
                 raise CrossingError(
                     f"{piece.name!r} calls {name!r}, which it does not have under the plan", module=name
                 )
-
-
-def _captured_again(
-    graph: PartitionGraph,
-    first: FirstCut,
-    marked: Sequence[str],
-    inputs: Any,
-    *,
-    training: bool,
-    opened: Mapping[str, CrossingError],
-    others: Sequence[FoundTables],
-) -> Capture:
-    with graph.deferred.mode(training=training):
-        return capture(
-            graph.deferred, marked, first.maker, graph.rows.inputs, inputs,
-            autocast=graph.last.autocast, any_rows=False, training=training,
-            sized=graph.domain.example if first.learnt else None, opened=opened, others=others,
-        )  # fmt: skip
 
 
 def _check_found(known: list[FoundTables], captured: Capture, captured_for: Callable[..., Capture]) -> None:

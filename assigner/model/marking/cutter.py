@@ -46,14 +46,13 @@ class Cutter:
         deferred: DeferredModel,
         marked: Mapping[str, Mark],
         captured: Capture,
-        autocast: str | None,
         *,
         rows: BatchRows,
         base: PartitionGraph | None = None,
         training: bool = True,
         order: Sequence[str] = (),
     ) -> None:
-        self.deferred, self.marked, self.captured, self.autocast = deferred, marked, captured, autocast
+        self.deferred, self.marked, self.captured = deferred, marked, captured
         self.group = rows.group
         self.base, self.training = base, training
         self.symbols = Symbols(captured)
@@ -301,13 +300,13 @@ class PieceBuilder:
         return Piece(
             name, self.cutter.marked[self.ownership.order[self.place]], self.graph, tuple(self.reads),
             tuple(size for size, _ in self.sizes.values()), self.constants, parameters, buffers, kind,
-            self.cutter.autocast,
+            self.cutter.captured.autocast,
         )  # fmt: skip
 
     def _leaving(self, node: fx.Node) -> fx.Node:
         """The copy of a value that others read, in the captured type: autocast has other rules on other devices."""
         made: fx.Node = self.copies[node]
-        if self.cutter.autocast is not None and node.meta["val"].is_floating_point():
+        if self.cutter.captured.autocast is not None and node.meta["val"].is_floating_point():
             made = self.graph.call_function(torch.ops.aten.to.dtype, (made, node.meta["val"].dtype))
         return made
 
@@ -452,7 +451,7 @@ def _structure(builder: PieceBuilder, parameters: Sequence[str], buffers: Sequen
         (str(tensors[name].dtype), tuple(tensors[name].shape), tensors[name].requires_grad)
         for name in (*parameters, *buffers)
     ]
-    autocast = () if builder.cutter.autocast is None else (builder.cutter.autocast,)
+    autocast = filter(None, [builder.cutter.captured.autocast])
     return hashlib.sha256(repr((rows, state, *autocast)).encode()).hexdigest()[:12]
 
 
