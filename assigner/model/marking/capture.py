@@ -73,8 +73,7 @@ class Capture:
     read_elsewhere: frozenset[tuple[str, str]]  # what code outside of partitions reads of theirs (see `Leftovers.read`)
     flags: dict[str, bool]  # what code outside of partitions was told of parameters' `requires_grad`
     deferred_statistics: frozenset[str]  # names of BatchNorms' running statistics, which move at a step's end
-    written_inputs: frozenset[str]  # the placeholders of inputs that it writes to
-    changes_inputs: bool  # it changes a list or dict among them
+    writes: InputWrites  # what it changes of the inputs
     autocast: str | None  # the type that autocast computes in; None: no autocast
     training: bool  # it runs with gradients
     opened: Mapping[str, CrossingError]  # the unmarked modules that were followed, with why
@@ -92,18 +91,15 @@ class Capture:
         return [name for name, (kind, _) in self.kinds.items() if kind is InputKind.USER_INPUT]
 
     @property
-    def writes(self) -> InputWrites:
-        """What it changes of the inputs."""
-        written = frozenset(n for n, name in enumerate(self.users) if name in self.written_inputs)
-        return InputWrites(written, self.changes_inputs)
+    def given(self) -> list[Any]:
+        """What stands in the graph for each of `inputs`: of a tensor one without values."""
+        values = {node.name: node.meta.get("val") for node in self.graph.nodes if node.op == "placeholder"}
+        return [values.get(name) for name in self.users]
 
     @property
     def holds_for_any_rows(self) -> bool:
         """No input's number of rows is fixed in it."""
-        values = {node.name: node.meta.get("val") for node in self.graph.nodes if node.op == "placeholder"}
-        carried = [
-            (values.get(name), dim) for name, dim in zip(self.users, self.carriers, strict=True) if dim is not None
-        ]
+        carried = [(each, dim) for each, dim in zip(self.given, self.carriers, strict=True) if dim is not None]
         rows = [each.shape[dim] for each, dim in carried if isinstance(each, torch.Tensor)]
         return all(isinstance(each, torch.SymInt) and each.node.expr.free_symbols for each in rows)
 
@@ -312,7 +308,7 @@ class _Looks:
             calls=opaque.calls, checks=self.checks.known, inputs=leaves, rows=rows, carriers=carriers, domain=domain,
             left=left_behind(opaque.leftovers, left.changes), notes=left.notes, tables=left.tables,
             read_elsewhere=opaque.leftovers.read, flags=caught.flags, deferred_statistics=statistics,
-            written_inputs=functional.written_inputs, changes_inputs=changes_inputs,
+            writes=InputWrites(functional.written_inputs, changes_inputs),
             autocast=self.autocast, training=torch.is_grad_enabled(), opened=self.opened,
             kept=FoundTables(domain.example, {}, torch.is_grad_enabled(), self.opened),
         )  # fmt: skip

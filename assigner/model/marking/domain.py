@@ -330,12 +330,9 @@ class Symbols:
     def __init__(self, captured: Capture) -> None:
         self.places: dict[Any, tuple[int, int]] = {}
         self.example: dict[Any, int] = {}
-        values = {node.name: node.meta.get("val") for node in captured.graph.nodes if node.op == "placeholder"}
         self.rows: set[Any] = set()
-        for leaf, name in enumerate(captured.users):
-            if not isinstance(value := values.get(name), torch.Tensor):
-                continue
-            for dim, size in enumerate(value.shape):
+        for leaf, value in enumerate(captured.given):
+            for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
                 if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
                     self.places.setdefault(size.node.expr, (leaf, dim))
                     self.example.setdefault(size.node.expr, captured.inputs[leaf].size(dim))

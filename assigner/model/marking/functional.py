@@ -111,11 +111,11 @@ class Functional:
     # -- reading
 
     @property
-    def written_inputs(self) -> frozenset[str]:
-        """The placeholders of the model's inputs that the forward writes to."""
-        members = ((node.name, each) for node, each in self._members.items() if node.op == "placeholder")
-        given = (pair for pair in members if self.kinds[pair[0]][0] is InputKind.USER_INPUT)
-        return frozenset(name for name, each in given if each.family.version or each.family.lost is not None)
+    def written_inputs(self) -> frozenset[int]:
+        """Which of the model's flattened inputs the forward writes to."""
+        families = {node.name: each.family for node, each in self._members.items() if node.op == "placeholder"}
+        given = [families.get(name) for name, (kind, _) in self.kinds.items() if kind is InputKind.USER_INPUT]
+        return frozenset(n for n, each in enumerate(given) if each and (each.version or each.lost is not None))
 
     def _read(self, node: fx.Node) -> Any:
         """The new node that shows an old one's value as it is now."""
