@@ -107,7 +107,7 @@ def test_what_fixes_the_rows_is_looked_for_once(monkeypatch):
     assert graph.domain.admits(input_key(structure, [x]))
     torch.manual_seed(made.seed)
     assert run(graph, x).equal(made.model()(x))
-    fixed = [(0, 1) in recut(graph, structure, [each], training=False).domain.fixed for each in (x, longer)]
+    fixed = [(0, "size", 1) in recut(graph, structure, [each], training=False).domain.fixed for each in (x, longer)]
     assert fixed == [True, False]
 
 

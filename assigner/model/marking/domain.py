@@ -195,14 +195,14 @@ class Domain:
 
     Args:
         example: The key of the inputs that it was made with.
-        fixed: (leaf, dimension) of the sizes that are numbers in it.
+        fixed: The sizes that are numbers in it, by their places: (leaf, "size", dimension).
         symbols: The other sizes: symbol -> (leaf, "size" or "stride", dimension).
         bounds: Least and greatest value of each symbol.
         guards: Conditions on the symbols, as sympy expressions.
     """
 
     example: InputKey
-    fixed: tuple[tuple[int, int], ...]
+    fixed: tuple[tuple[int, str, int], ...]
     symbols: Mapping[Any, tuple[int, str, int]]
     bounds: Mapping[Any, tuple[float, float]]
     guards: tuple[Any, ...]
@@ -211,7 +211,7 @@ class Domain:
         """True if the capture holds for inputs with this key."""
         if not key.is_like(self.example):
             return False
-        if any(_sizes(key, leaf)[dim] != _sizes(self.example, leaf)[dim] for leaf, dim in self.fixed):
+        if any(_number(key, place) != _number(self.example, place) for place in self.fixed):
             return False
         values = self.numbers(key)
         if any(not low <= values[symbol] <= high for symbol, (low, high) in self.bounds.items()):
@@ -261,12 +261,6 @@ def _alike(one: TensorKey | Constant, other: TensorKey | Constant) -> bool:
     return one == other
 
 
-def _sizes(key: InputKey, leaf: int) -> tuple[int, ...]:
-    found = key.leaves[leaf]
-    assert isinstance(found, TensorKey)
-    return found.sizes
-
-
 def _number(key: InputKey, place: tuple[int, str, int]) -> int:
     leaf, what, dim = place
     found = key.leaves[leaf]
@@ -285,14 +279,14 @@ def find_domain(program: ExportedProgram, example: InputKey) -> Domain:
     environment: Any = mode.shape_env
     tensors = [n for n, leaf in enumerate(example.leaves) if isinstance(leaf, TensorKey)]
     fakes = [tracked.fake for tracked in environment.tracked_fakes if isinstance(tracked.fake, torch.Tensor)]
-    fixed: list[tuple[int, int]] = []
+    fixed: list[tuple[int, str, int]] = []
     symbols: dict[Any, tuple[int, str, int]] = {}
     for leaf, fake in zip(tensors, fakes, strict=True):
         for dim, size in enumerate(fake.shape):
             if isinstance(size, torch.SymInt):
                 symbols.setdefault(size.node._expr, (leaf, "size", dim))  # as it was before anything was decided
             else:
-                fixed.append((leaf, dim))
+                fixed.append((leaf, "size", dim))
         for dim, stride in enumerate(fake.stride()):
             if isinstance(stride, torch.SymInt) and stride.node._expr.is_symbol:
                 symbols.setdefault(stride.node._expr, (leaf, "stride", dim))
