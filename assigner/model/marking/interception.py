@@ -234,9 +234,19 @@ class Interceptions:
             (FakeTensor, "requires_grad_", self._require(tensor.requires_grad_)),
             (FakeTensor, "requires_grad", property(self._requires_grad, set_requires)),
             (FakeTensor, "data", property(_data, _set_data)),
-            (FakeTensor, "grad_fn", property(_grad_fn)),
-            (FakeTensor, "is_leaf", property(_is_leaf)),
-            (FakeTensor, "grad", property(*map(_gradient_use, _USES))),  # type: ignore[arg-type]
+            (FakeTensor, "grad_fn", property(_refused(
+                _TRUE["grad_fn"].__get__, "looks at a tensor's grad_fn", allowed=_asked_by_library,
+            ))),
+            (FakeTensor, "is_leaf", property(_refused(
+                _is_leaf, "asks whether a tensor is a leaf (is_leaf)",
+                allowed=lambda each: _asked_by_library() or not each.requires_grad or isinstance(each, nn.Parameter),
+            ))),
+            (FakeTensor, "grad", property(*(  # type: ignore[arg-type]
+                _refused(
+                    getattr(_TRUE["grad"], way), "looks at the gradient (.grad) of a tensor",  # which backwards leave
+                    allowed=lambda each, *_: _asked_by_library() or not _TRUE["requires_grad"].__get__(each),
+                ) for way in ("__get__", "__set__", "__delete__")
+            ))),
             (transformer, "_detect_is_causal_mask", lambda _, is_causal=None, *__: is_causal is True),
             (VariableMeta, "__call__", variable),
             (FakeTensor, "numpy", _failing(tensor.numpy, "makes a NumPy array of a tensor")),
@@ -462,44 +472,15 @@ def _asked_by_user(original: Callable[..., Any], libraries: Sequence[str] = _LIB
     return ask
 
 
-def _grad_fn(tensor: torch.Tensor) -> Any:
-    if not within_call() and _caller() not in _LIBRARIES:
-        raise refusal(f"the forward looks at a tensor's grad_fn between partitions, at {running_line()}", hint=_LARGER)
-    return _TRUE["grad_fn"].__get__(tensor)
-
-
 def _is_leaf(tensor: torch.Tensor) -> bool:
-    if not within_call() and _caller() not in _LIBRARIES and tensor.requires_grad:
-        if isinstance(tensor, nn.Parameter):
-            return True
-        raise refusal(
-            f"the forward asks whether a tensor is a leaf (is_leaf) between partitions, at {running_line()}",
-            hint=_LARGER,
-        )
-    return bool(_TRUE["is_leaf"].__get__(tensor))
+    return isinstance(tensor, nn.Parameter) or bool(_TRUE["is_leaf"].__get__(tensor))
 
 
-_USES = ("__get__", "__set__", "__delete__")
-
-
-def _gradient_use(way: str) -> Callable[..., Any]:
-    """In the place of one use of a tensor's `.grad`: what is in it backwards have left, each on its worker."""
-    original = getattr(_TRUE["grad"], way)
-
-    def use(tensor: torch.Tensor, *values: Any) -> Any:
-        if not within_call() and _caller() not in _LIBRARIES and _TRUE["requires_grad"].__get__(tensor):
-            raise refusal(
-                f"the forward looks at the gradient (.grad) of a tensor between partitions, at {running_line()}",
-                hint=_LARGER,
-            )
-        return original(tensor, *values)
-
-    return use
-
-
-def _caller() -> str:
-    """The package of the code that called what asks."""
-    return str(sys._getframe(2).f_globals.get("__name__", "")).split(".")[0]
+def _asked_by_library(*_: Any) -> bool:
+    """Whether the code that asks this module is torch's own, or transformers'."""
+    asked = sys._getframe().f_code.co_filename
+    asks = next(frame for frame, _ in walk_stack(sys._getframe()) if frame.f_code.co_filename != asked)
+    return str(asks.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES
 
 
 _MODELS, _ASKS_FOR_OTHERS = "transformers.models.", "transformers.utils.import_utils"
