@@ -28,7 +28,7 @@ from assigner.model.marking.domain import Domain, Size
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.leftovers import Notes
 from assigner.model.marking.marks import Mark
-from assigner.model.marking.nodes import is_item
+from assigner.model.marking.nodes import is_item, reached
 from assigner.model.marking.partitionmodule import PartitionModule, around_module, build_module
 from assigner.model.marking.realforward import Maker
 from assigner.model.marking.rows import BatchRows
@@ -539,17 +539,11 @@ def _is_apart(holder: str, lender: str, piece: Piece, lenders: dict[str, str]) -
 def _written(graph: fx.Graph) -> set[str]:
     """The names of tensors that a graph reads itself, and writes or hands to code that may."""
     found: set[str] = set()
-    for node in graph.nodes:
-        views = [node] if node.op == "get_attr" else []
-        for view in views:  # grows
-            for user in view.users:
-                if user.op == "output" or is_item(user):
-                    continue
-                is_known = isinstance(user.target, torch._ops.OpOverload)
-                if not is_known or user.target._schema.is_mutable:
-                    found.add(str(node.target))
-                elif is_view(user.target):
-                    views.append(user)
+    for node in (each for each in graph.nodes if each.op == "get_attr"):
+        views = reached([node], lambda each: [user for user in each.users if is_view(user.target)])
+        users = [user for view in views for user in view.users if user.op != "output" and not is_item(user)]
+        if any(not isinstance(each.target, torch._ops.OpOverload) or each.target._schema.is_mutable for each in users):
+            found.add(str(node.target))
     return found
 
 

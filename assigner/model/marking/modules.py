@@ -67,7 +67,7 @@ def modules_outside(model: nn.Module, opaque: Sequence[str]) -> list[tuple[str, 
 
 def modules_inside(model: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
     """A module and those in it, by their names in the model."""
-    return [(f"{name}.{inner}".rstrip("."), each) for inner, each in model.get_submodule(name).named_modules()]
+    return [*model.get_submodule(name).named_modules(prefix=name)]
 
 
 def batch_norms(model: nn.Module) -> str | None:
