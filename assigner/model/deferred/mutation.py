@@ -1,8 +1,13 @@
-"""Which of its arguments an operation writes to, which it may give back as they are, and what a block has written."""
+"""Which of its arguments an operation writes to, which it may give back as they are, and what a block has written.
+
+And whether two tensors have elements in one place.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -272,6 +277,37 @@ def _is_plain_tensor(value: Any) -> bool:
 def tensor_leaves(tree: Any) -> list[torch.Tensor]:
     """The tensors among arguments or results, in order."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+@dataclass(frozen=True)
+class ElementPlaces:
+    """Where the elements of a tensor lie in a memory, counted in elements."""
+
+    start: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The first place behind all of them."""
+        last = sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
+        return self.start + (last + 1 if all(self.sizes) else 0)
+
+    def meet(self, others: ElementPlaces, most: float = math.inf) -> bool:
+        """Whether an element of the one lies where one of the other does; of more than `most`, whether one may."""
+        if max(self.start, others.start) >= min(self.end, others.end):
+            return False
+        if max(math.prod(self.sizes), math.prod(others.sizes)) > most:
+            return True
+        first = min(self.start, others.start)
+        taken = torch.zeros(max(self.end, others.end) - first, dtype=torch.bool, device="cpu")
+
+        def places(each: ElementPlaces) -> torch.Tensor:
+            sizes = [size if stride else 1 for size, stride in zip(each.sizes, each.strides, strict=True)]
+            return taken.as_strided(sizes, each.strides, each.start - first)
+
+        places(self).fill_(True)
+        return bool(places(others).any())
 
 
 def storage_of(tensor: torch.Tensor) -> int:

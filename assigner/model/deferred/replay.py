@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from assigner.errors import AssignerError, UsageError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.memento import placed
+from assigner.model.deferred.mutation import ElementPlaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,8 +61,7 @@ class View:
 
     def extent(self) -> int:
         """Bytes from the storage's start to the view's last element."""
-        last = sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
-        return (self.offset + last + 1) * self.dtype.itemsize if self.size.numel() else 0
+        return ElementPlaces(self.offset, self.size, self.stride).end * self.dtype.itemsize if self.size.numel() else 0
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ gradient that nobody takes does not count, nor does another part of the same mem
 from __future__ import annotations
 
 import contextlib
-import functools
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
@@ -28,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
 from assigner.model.deferred.memento import placed
-from assigner.model.deferred.mutation import storage_of, tensor_leaves, written_tensors
+from assigner.model.deferred.mutation import ElementPlaces, storage_of, tensor_leaves, written_tensors
 from assigner.model.marking.fakeforward import is_same_view, on_cpu
 from assigner.model.marking.interception import ASSIGNED, is_hook
 from assigner.model.marking.nodes import call_of, given_to, is_result, line_of, storages, written_by
@@ -269,7 +267,11 @@ class _Rerun:
     def _saved_in(
         self, way: Way | None, call: OpaqueCall, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
     ) -> Iterator[_MemoryPart]:
-        """What a call has saved of what it was given, has made and has; where nobody knows, all of it."""
+        """What a call has saved of what it was given, has made and has; where nobody knows, all of it.
+
+        The way has tensors of its own in the places of these. One that is saved lies in the memory of some that were
+        given, else that it has made, else that it has; it is those of them that are the same view, or else any.
+        """
         label = call.label
         parts = [self._part(each, f"{label} was given before") for each in given]
         if way is None:
@@ -421,48 +423,17 @@ def _is_assigned(saved: _MemoryPart, write: _MemoryPart) -> bool:
 
 
 def _overlap(saved: _MemoryPart, write: _MemoryPart) -> bool:
-    left, right = (None if each.tensor is None else _strides(each.tensor) for each in (saved, write))
-    if left is None or right is None:
-        return True
-    if left.end <= right.offset or right.end <= left.offset:  # as most steps of a loop do, and whatever their size
-        return False
-    return max(left.elements, right.elements) > _MOST_ELEMENTS or bool(torch.isin(_places(left), _places(right)).any())
+    left, right = (None if each.tensor is None else _places(each.tensor) for each in (saved, write))
+    return left is None or right is None or left.meet(right, _MOST_ELEMENTS)
 
 
-class _Strides(NamedTuple):
-    """Where the elements of a tensor lie in its memory, for the example's sizes, counted in elements."""
-
-    offset: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        """How many elements there are."""
-        return math.prod(self.sizes)
-
-    @property
-    def end(self) -> int:
-        """The first place behind all of them."""
-        last = sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
-        return self.offset + (last + 1 if self.elements else 0)
-
-
-def _strides(tensor: torch.Tensor) -> _Strides | None:
-    """None: nobody knows."""
+def _places(tensor: torch.Tensor) -> ElementPlaces | None:
+    """For the example's sizes; None: nobody knows."""
     numbers = [_number(each) for each in (tensor.storage_offset(), *tensor.shape, *tensor.stride())]
     known = tuple(each for each in numbers if each is not None)
     if len(known) < len(numbers):
         return None
-    return _Strides(known[0], known[1 : tensor.dim() + 1], known[tensor.dim() + 1 :])
-
-
-@functools.lru_cache(maxsize=64)
-def _places(strides: _Strides) -> torch.Tensor:
-    found = torch.tensor([strides.offset], device="cpu")
-    for size, stride in zip(strides.sizes, strides.strides, strict=True):
-        found = (found[:, None] + stride * torch.arange(size, device="cpu")).flatten()
-    return found
+    return ElementPlaces(known[0], known[1 : tensor.dim() + 1], known[tensor.dim() + 1 :])
 
 
 def _number(size: Any) -> int | None:

@@ -26,6 +26,7 @@ from assigner.errors import AssignerError, FormatError, MarkingError, UsageError
 from assigner.formats.orders import written_order
 from assigner.formats.plan import Plan
 from assigner.location import rank_of
+from assigner.model.deferred.mutation import ElementPlaces
 from assigner.model.marking import PartitionGraph, PartitionModule, Value
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import InputKey, input_key
@@ -264,8 +265,8 @@ def _memory(leaf: Any) -> range:
     """The addresses from a tensor's first element to its last one; empty: it has none."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.is_meta or not leaf.numel():
         return range(0)
-    last = sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
-    return range(leaf.data_ptr(), leaf.data_ptr() + (last + 1) * leaf.element_size())
+    end = ElementPlaces(0, tuple(leaf.shape), leaf.stride()).end
+    return range(leaf.data_ptr(), leaf.data_ptr() + end * leaf.element_size())
 
 
 def _share(one: Any, other: Any) -> bool:
@@ -273,17 +274,11 @@ def _share(one: Any, other: Any) -> bool:
     mine, theirs = _memory(one), _memory(other)
     if max(mine.start, theirs.start) >= min(mine.stop, theirs.stop) or one.device != other.device:
         return False
-    size, first = one.element_size(), min(mine.start, theirs.start)
+    size = one.element_size()
     if size != other.element_size() or (mine.start - theirs.start) % size:
         return True
-    taken = torch.zeros((max(mine.stop, theirs.stop) - first) // size, dtype=torch.bool, device="cpu")
-
-    def places(tensor: torch.Tensor, start: int) -> torch.Tensor:
-        shape = [1 if not stride else length for length, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-        return taken.as_strided(shape, tensor.stride(), (start - first) // size)
-
-    places(one, mine.start).fill_(True)
-    return bool(places(other, theirs.start).any())
+    left, right = (ElementPlaces(leaf.data_ptr() // size, tuple(leaf.shape), leaf.stride()) for leaf in (one, other))
+    return left.meet(right)
 
 
 def header_route(route: Route) -> Route:
