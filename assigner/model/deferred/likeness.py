@@ -6,8 +6,6 @@ parameter changes its gradient: the tensors that take a builder's tensors' place
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +14,11 @@ from torch import nn
 
 from assigner.errors import UsageError
 from assigner.model.deferred.originals import plain_class
+from assigner.model.deferred.reach import reach
 from assigner.model.deferred.recorder import SPARSE, is_meta
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 
 def in_likeness(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -65,25 +64,9 @@ def check_no_late_hooks(name: str, parameter: torch.Tensor) -> None:
         )
 
 
-def _holds_model(value: Any, depth: int = 4) -> bool:
-    """True if a value holds a tensor without memory or a module, as far as Python shows."""
-    if isinstance(value, torch.Tensor):
-        return is_meta(value)
-    if isinstance(value, nn.Module):
-        return True
-    return depth > 0 and any(_holds_model(each, depth - 1) for each in _parts(value))
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    if isinstance(value, list | tuple | set):
-        return value
-    if isinstance(value, functools.partial):
-        return (value.func, *value.args, *value.keywords.values())
-    code = getattr(value, "__code__", None)
-    if code is None:
-        return () if isinstance(value, type) else getattr(value, "__dict__", {}).values()
-    own = [value.__self__] if hasattr(value, "__self__") else []
-    cells = inspect.getclosurevars(getattr(value, "__func__", value)).nonlocals.values()
-    return (*own, *cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+def _holds_model(value: Any) -> bool:
+    """True if a value leads to a tensor without memory or to a module, as an optimizer of the builder's does."""
+    return any(
+        isinstance(each, nn.Module | torch.optim.Optimizer) or (isinstance(each, torch.Tensor) and is_meta(each))
+        for _, each in reach({"value": value}, top="whole")
+    )
