@@ -108,16 +108,11 @@ def _reached(started: Iterable[Any]) -> dict[int, Any]:
     while waiting:
         value, depth = waiting.popleft()
         kind: type = type(value)
-        if not _is_leaf(kind) and id(value) not in found:
+        if not issubclass(kind, _LEAVES) and id(value) not in found:
             found[id(value)] = value
             if depth and not isinstance(value, nn.Module):
                 waiting.extend((part, depth - 1) for part in _parts(value, files))
     return found
-
-
-@functools.cache
-def _is_leaf(kind: type) -> bool:
-    return issubclass(kind, _LEAVES)
 
 
 def _parts(value: Any, files: set[int]) -> Iterator[Any]:
