@@ -59,6 +59,18 @@ def grows(name, **words):
 grows("positions by number")(Positioned)
 
 
+def halved(gradient):
+    return gradient / 2
+
+
+@grows("positions by number, and a hook between partitions")
+class Hooked(Positioned):
+    def told(self, x):
+        if x.requires_grad:
+            x.register_hook(halved)
+        return super().told(x)
+
+
 @grows("sinusoids, filled in by columns")
 class Sinusoids(Positioned):
     def made(self, n, x):

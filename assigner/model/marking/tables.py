@@ -32,6 +32,7 @@ from assigner.model.deferred.mutation import is_random, storage_of, tensor_leave
 from assigner.model.deferred.origins import digest
 from assigner.model.marking.domain import InputKey
 from assigner.model.marking.fakeforward import is_same_view
+from assigner.model.marking.interception import in_words, is_hook
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.nodes import call_of, reached, storages
 from assigner.model.marking.opaque import is_call
@@ -173,6 +174,8 @@ class NodeValues:
         args: Any = fx.map_arg((node.args, node.kwargs), lambda each: f"%{turn[each]}")
         if is_call(node):
             args = (call_of(node).label, repr(call_of(node).arguments))
+        elif is_hook(node):  # whose number is another one in each capture
+            args = in_words(node.meta["hook"])
         return f"{node.op} {node.target} {args}{' without gradient' * bool(node.meta.get('without_gradient'))}"
 
     def number(self, value: Any) -> Any:
