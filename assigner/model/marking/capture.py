@@ -154,7 +154,7 @@ def capture(
     leaves, structure = pytree.tree_flatten(call_arguments(inputs))
     _, carriers = find_carriers(row_leaves, structure, leaves)
     these_sizes = sized is not None and input_key(structure, leaves).differs_in_rows(sized, carriers)
-    tables = {place.name for each in others for place, _ in each.values.values()}
+    tables = {name for each in others for name in each.by_name}
     tables &= {name for name, _ in model.named_buffers()}
     originals = deferred.materialise(tables) if tables else {}
     check_arguments(type(model).__name__, model.forward, inputs)

@@ -17,7 +17,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -27,13 +27,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.memento import placed
+from assigner.model.deferred.memento import StateChange, placed
 from assigner.model.deferred.mutation import is_random, storage_of, tensor_leaves
 from assigner.model.deferred.origins import digest
 from assigner.model.marking.domain import InputKey
 from assigner.model.marking.fakeforward import is_same_view
 from assigner.model.marking.interception import in_words, is_hook
 from assigner.model.marking.isolation import CrossingError
+from assigner.model.marking.leftovers import Attribute, attribute_of
 from assigner.model.marking.nodes import call_of, reached, storages
 from assigner.model.marking.opaque import is_call
 
@@ -46,44 +47,36 @@ _ULPS = 4
 """By how many units in the last place values may differ: a vectorised function takes another way at a tensor's end."""
 
 
-class TablePlace(NamedTuple):
-    """Where a table is kept: under a key of a module, an object or a dict; a buffer's name is that in the model."""
-
-    name: str
-    holder: Any
-    key: Any
-
-
 @dataclass(frozen=True)
 class FoundTables:
     """What one forward leaves, and another one may find.
 
     Args:
         sizes: The key of its inputs.
-        values: The tables by their places.
+        values: The tables, each as what is there `now`, with its value; a buffer's name is that in the model.
         training: The mode that it was captured in.
         opened: The unmarked modules whose code that capture has followed, each with why.
     """
 
     sizes: InputKey
-    values: Mapping[tuple[int, Any], tuple[TablePlace, torch.Tensor]]
+    values: Mapping[Attribute, StateChange]
     training: bool
     opened: Mapping[str, CrossingError]
 
     @property
     def count(self) -> int:
         """Of all elements."""
-        return sum(each.numel() for _, each in self.values.values())
+        return sum(each.now.numel() for each in self.values.values())
 
     @property
     def by_name(self) -> dict[str, torch.Tensor]:
         """The tables by name."""
-        return {place.name: each for place, each in self.values.values()}
+        return {each.name: each.now for each in self.values.values()}
 
     def are_as(self, others: FoundTables) -> bool:
         """Whether the others are the same tables with the same values."""
         return self.values.keys() == others.values.keys() and all(
-            _are_equal(each, others.values[key][1]) for key, (_, each) in self.values.items()
+            _are_equal(each.now, others.values[key].now) for key, each in self.values.items()
         )
 
     @contextlib.contextmanager
@@ -91,8 +84,8 @@ class FoundTables:
         """The model has them in the block: attributes with their values, buffers on the meta device as all others."""
         spaces = {id(module._buffers) for module in model.modules()}
         entries = [
-            (_space(place.holder), place.key, each.to("meta") if id(place.holder) in spaces else each)
-            for place, each in self.values.values()
+            (_space(each.holder), each.key, each.now.to("meta") if id(each.holder) in spaces else each.now)
+            for each in self.values.values()
         ]
         with placed(entries):
             yield
@@ -118,7 +111,7 @@ def left_by(captured: Capture, key: InputKey) -> FoundTables | None:
         value = values.of_memory(each.now)
         if value is None:
             return None
-        found[id(each.holder), each.key] = TablePlace(each.name, each.holder, each.key), value
+        found[attribute_of(each)] = each._replace(before=None, now=value)
     return FoundTables(key, found, captured.training, captured.opened)
 
 
