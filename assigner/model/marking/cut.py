@@ -225,7 +225,7 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool, order: Sequenc
     while True:
         captured = captured_for(inputs, training=training, opened=opened, others=left)
         try:
-            cut = Cutter(deferred, marked, captured, rows=graph.rows, base=graph, training=training, order=order).cut()
+            cut = Cutter(deferred, marked, captured, rows=graph.rows, base=graph, order=order).cut()
             if not training:
                 _check_called(graph, cut)
             break

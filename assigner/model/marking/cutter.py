@@ -49,18 +49,17 @@ class Cutter:
         *,
         rows: BatchRows,
         base: PartitionGraph | None = None,
-        training: bool = True,
         order: Sequence[str] = (),
     ) -> None:
         self.deferred, self.marked, self.captured = deferred, marked, captured
         self.group = rows.group
-        self.base, self.training = base, training
+        self.base, self.training = base, captured.training
         self.symbols = Symbols(captured)
         called = {mark.name or name: name for name, mark in marked.items()}
         homes = None if base is None else {part: called[name] for part, name in base.homes.items()}
         self.ownership = Ownership(
             captured, list(marked), lambda node: sum(map(self.symbols.bytes, tensor_leaves(node.meta.get("val")))),
-            homes=homes, same_tensor=_same_tensor(deferred), lends=base is not None and not training,
+            homes=homes, same_tensor=_same_tensor(deferred), lends=base is not None and not self.training,
             wished=[called[name] for name in order],
         )  # fmt: skip
         self.state_reads = StateReads(self.ownership)

@@ -1,4 +1,4 @@
-"""What a node of a captured graph says: its line, its memory, what its value depends on, and what it writes to."""
+"""What a node of a captured graph says: its line, its memory, its call, what its value depends on and writes to."""
 
 from __future__ import annotations
 
