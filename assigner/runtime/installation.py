@@ -25,6 +25,7 @@ from assigner.runtime.stages.localpartitions import LocalPartitions, UnreadState
 from assigner.runtime.stages.replicas import ReplicaWatch, replicated
 from assigner.runtime.stages.updaters import updating_ranks
 from assigner.runtime.step.batchnorm import DeferredStatistics
+from assigner.runtime.step.executor import Training
 from assigner.runtime.step.gradients import Gradients
 from assigner.runtime.step.results import shared_result
 from assigner.runtime.update.sparsemomentum import fit_momentum
@@ -99,14 +100,14 @@ class Installation:
         self.needs = Needs(workload, variants, member)
         self.cutting, self.comparison = Cutting(workload), CallComparison(member, self.needs, plan.micro_batches)
 
-        def passes(**of_training: Any) -> BatchPasses:
+        def passes(training: Training | None) -> BatchPasses:
             carried = CarriedState(workload.carried, cutting=self.cutting, planned=graph.output, member=member)
             return BatchPasses(
                 variants, member, workload, needs=self.needs, carried=carried, watch=self.watch, room=room,
-                **of_training,
+                training=training,
             )  # fmt: skip
 
-        self.training, self.inference = passes(remat=remat, statistics=statistics, states=states), passes()
+        self.training, self.inference = passes(Training(remat, statistics, states)), passes(None)
         self.executor = self.training.executor(variants.planned)
         self.gradients = Gradients(self.trained, graph, plan, member, scaling)
         self.gathering = Gathering(self.share, member)

@@ -25,20 +25,18 @@ from assigner.runtime.step.outputs import BatchOutputs
 from assigner.runtime.step.results import added, nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from assigner.model.workload import Workload
     from assigner.runtime.batch.microbatch import MicroBatch
     from assigner.runtime.batch.needs import Needs
     from assigner.runtime.batch.recurrence import CarriedState
     from assigner.runtime.batch.variants import Variant, Variants
-    from assigner.runtime.forward.remat import Rematerialisation
-    from assigner.runtime.forward.state import PartitionState
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.recording.memory import HeapRoom
     from assigner.runtime.stages.reduction import Reduction
     from assigner.runtime.stages.replicas import ReplicaWatch
-    from assigner.runtime.step.batchnorm import DeferredStatistics
+    from assigner.runtime.step.executor import Training
     from assigner.runtime.step.outputs import Receiver
 
 Arguments = ParamSpec("Arguments")
@@ -74,7 +72,7 @@ class BatchPasses:
     Args:
         carried: The state that goes from batch to batch: training has its own.
         room: For what this rank's heap keeps, where there is little.
-        remat: What keeps no graph and runs its forward again; None, as `statistics` and `states`: nothing is trained.
+        training: None: there are forwards alone.
 
     Attributes:
         as_planned: The last batch did what the plan says and nothing else: its program's actions, through one graph.
@@ -90,15 +88,12 @@ class BatchPasses:
         needs: Needs,
         carried: CarriedState,
         watch: ReplicaWatch,
-        room: HeapRoom | None = None,
-        remat: Rematerialisation | None = None,
-        statistics: DeferredStatistics | None = None,
-        states: Mapping[str, PartitionState] | None = None,
+        room: HeapRoom | None,
+        training: Training | None,
     ) -> None:
         self.variants, self.member, self.workload = variants, member, workload
         self.needs, self.carried, self.watch = needs, carried, watch
-        self.remat, self.statistics, self.states, self.room = remat, statistics, states, room
-        self.trains = remat is not None
+        self.training, self.room, self.trains = training, room, training is not None
         self.as_planned = True
         graph = variants.planned.graph
         called = (name for piece in graph.pieces for name in piece.called)
@@ -110,8 +105,7 @@ class BatchPasses:
         if variant not in self._executors:
             self._executors[variant] = Executor(
                 variant.graph, variant.modules, self.member, self.workload,
-                remat=self.remat, statistics=self.statistics, states=self.states,
-                carried=self.carried.sources(variant.graph), room=self.room,
+                training=self.training, carried=self.carried.sources(variant.graph), room=self.room,
             )  # fmt: skip
         return self._executors[variant]
 
@@ -167,11 +161,11 @@ class BatchPasses:
                     found[rank] = added(found.get(rank) or nothing(self.workload), numbers)
             self.watch.end()
         self.carried.keep([(group, executor.made) for group, executor in zip(groups, executors, strict=True)])
-        if self.statistics is not None:
+        if self.training is not None:
             self.member.at = "the exchange of BatchNorm statistics"
             self.member.before_sums()
-            self.statistics.exchange(len(micro_batches))
-            self.statistics.commit()
+            self.training.statistics.exchange(len(micro_batches))
+            self.training.statistics.commit()
         for executor in executors:
             executor.stores.commit()
         return found, outputs

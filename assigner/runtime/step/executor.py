@@ -70,6 +70,14 @@ class _Place(NamedTuple):
         return f"{self.what} of {self.runner.at}, micro-batch {self.micro_batch}{told}"
 
 
+class Training(NamedTuple):
+    """What a rank has of its partitions where they are trained; of forwards alone there is none."""
+
+    remat: Rematerialisation  # which of them keep no graph and run their forwards again
+    statistics: DeferredStatistics  # of their BatchNorms
+    states: Mapping[str, PartitionState]  # what their forwards change beside their outputs, by partition
+
+
 @dataclass(frozen=True)
 class _OwnPart:
     """What a rank runs of a program: of a stage that several workers share, some micro-batches."""
@@ -114,16 +122,14 @@ class _OwnPart:
 class Executor:
     """Runs the actions of one worker, with the forwards of its partitions, in its order.
 
-    Without `remat` nothing is trained, and there are forwards alone; without `statistics` those of BatchNorms are as
-    torch has them. `states`: what forwards change beside their outputs, by partition; `carried`: the values that are
-    state of the next batch; `room`: what gives freed memory back between forwards and backwards, where there is little.
+    Without `training` there are forwards alone. `carried`: the values that are state of the next batch; `room`: what
+    gives freed memory back between forwards and backwards, where there is little.
 
     Attributes:
         messages: To and from other ranks.
         made: The state that the last batch's forwards made for the next batch.
         recorder: Notes what is done, while a trace is made.
         stores: What the forwards store once a step.
-        trains: There are backwards.
     """
 
     def __init__(
@@ -133,20 +139,18 @@ class Executor:
         member: Membership,
         workload: Workload,
         *,
-        remat: Rematerialisation | None = None,
-        statistics: DeferredStatistics | None = None,
-        states: Mapping[str, PartitionState] | None = None,
-        carried: frozenset[Value] = frozenset(),
-        room: HeapRoom | None = None,
+        training: Training | None,
+        carried: frozenset[Value],
+        room: HeapRoom | None,
     ) -> None:
-        self.graph, self.member, self.trains = graph, member, remat is not None
+        self.graph, self.member, self.training = graph, member, training
         self.messages = StepMessages(graph, member)
         self.carried, self.room = carried, room
         self.made: Made = {}
         self.seed, self.device = workload.seed, member.device
-        self.loss = StepLoss(workload, graph, self.device, training=self.trains)
-        self.statistics, self.stores = statistics, StepStores()
-        self.runners = dict(self._runners(modules, workload, remat, states or {}))
+        self.loss = StepLoss(workload, graph, self.device, training=training is not None)
+        self.stores = StepStores()
+        self.runners = dict(self._runners(modules, workload))
         self.recorder: Recorder | None = None
         self.step = StepValues()
         self._part = _OwnPart()
@@ -156,24 +160,23 @@ class Executor:
         self._written = {id(each.state.written): each.state.written for each in self.runners.values()}.values()
 
     def _runners(
-        self,
-        modules: Mapping[str, PartitionModule],
-        workload: Workload,
-        remat: Rematerialisation | None,
-        states: Mapping[str, PartitionState],
+        self, modules: Mapping[str, PartitionModule], workload: Workload
     ) -> Iterator[tuple[str, PartitionRunner]]:
         """What runs each partition, by name."""
         graphs: Graphs = {}
         read_by = Counter(value for piece in self.graph.pieces for value in piece.reads)
-        deferred = {} if self.statistics is None else self.statistics.partitions
+        training = self.training
         for name, module in modules.items():
             piece = self.graph.piece[name]
             finish, go_on = (self._finish, self.loss.go_on) if piece is self.graph.last else (None, None)
             yield name, PartitionRunner(
-                self.graph, piece, module, self.device, states.get(name) or PartitionState(module),
-                remat is not None and name in remat.partitions, finish, go_on,
-                run=compiled(module, name, workload.compile), keep_last=remat is not None and remat.keeps_last,
-                statistics=deferred.get(name), stores=self.stores, graphs=graphs,
+                self.graph, piece, module, self.device,
+                PartitionState(module) if training is None else training.states[name],
+                training is not None and name in training.remat.partitions, finish, go_on,
+                run=compiled(module, name, workload.compile),
+                keep_last=training is not None and training.remat.keeps_last,
+                statistics=None if training is None else training.statistics.partitions.get(name),
+                stores=self.stores, graphs=graphs,
                 shared=tuple([value in self.carried or read_by[value] > 1 for value in piece.reads]),
                 handed_on=self._handed_on,
             )  # fmt: skip
@@ -261,8 +264,8 @@ class Executor:
         self.step = StepValues()
         self._behind = {}
         self.loss.begin((), (), factor=1.0)
-        if self.statistics is not None:
-            self.statistics.forget()
+        if self.training is not None:
+            self.training.statistics.forget()
         self.stores.forget()
         self._islands.clear()
         self._cuts.clear()
@@ -312,7 +315,7 @@ class Executor:
 
     def _islands_of(self, action: Action, held: Sequence[str], place: ForwardPlace) -> list[Island]:
         """A stage's partitions, those together whose graphs are one."""
-        can_join = self.trains and (action.stage, action.micro_batch) not in self._part.in_parts
+        can_join = self.training is not None and (action.stage, action.micro_batch) not in self._part.in_parts
         key = action.stage, can_join, place.last
         if key in self._cuts and not any(self._written):
             return self._cuts[key]
@@ -360,7 +363,7 @@ class Executor:
         is_single_row = is_cut and step.micro_batches[micro_batch].rows == 1
         self.member.at = _Place("forward", island.runner, place.micro_batch, is_single_row)
         reads, sizes = self._inputs(island, micro_batch)
-        if not self.trains:  # no backward says when a value has had its last reader
+        if self.training is None:  # no backward says when a value has had its last reader
             step.read((value, micro_batch) for value in island.reads if value.partition)
         with as_single_process():
             outputs = island.runner.forward(place, reads, sizes)
@@ -373,7 +376,7 @@ class Executor:
         for (value, gradient, joined, asked), output in zip(island.outputs, outputs, strict=False):  # then the loss
             key = value, micro_batch
             is_sent = key in self._part.sent
-            if asked and self.trains:
+            if asked and self.training is not None:
                 check_asked(value.partition, output, gradient=gradient, sent=is_sent)
             if is_sent:
                 step.outbox[key] = output.detach()
