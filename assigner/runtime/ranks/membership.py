@@ -314,11 +314,10 @@ class Membership:
         if self._why_left or self._is_fork:
             return
         at = _noted(at, error, self.name)
-        why = f"it failed in {at}: {words_of(error)}"
         if self._run is None or (self.world == 1 and self._run.is_shared):
-            self._leave(why)
+            self._leave(f"it failed in {at}: {words_of(error)}")
         else:
-            self._run.fail(at, error, why)
+            self._run.fail(at, error)
 
     def number_from(self, rank: int, number: float) -> float:
         """One rank's number, on every rank; what this one has sent has left when it returns."""
@@ -423,11 +422,15 @@ class Membership:
         if self._run is not None:
             self._run.leave(self, why)
         else:
-            self.drop_step(failed=False)
-            self.let_go(why, failed=False)
+            with self.leaving(why, failed=False):
+                pass
 
-    def drop_step(self, *, failed: bool) -> None:
-        """Drop an unfinished step; where the run has failed, what is under way through NCCL ends."""
+    @contextlib.contextmanager
+    def leaving(self, why: str, *, failed: bool) -> Iterator[None]:
+        """Drop an unfinished step, and behind the block stop this pipeline's threads and leave the groups of its own.
+
+        Where the run has failed, what is under way through NCCL ends.
+        """
         if failed and self.transport is not None and self.transport.direct is not None:
             self.transport.direct.abort()
         if failed and self._groups is not None:
@@ -436,9 +439,7 @@ class Membership:
             self._stop.close()
         if self.on_leaving is not None:
             self.on_leaving()
-
-    def let_go(self, why: str, *, failed: bool) -> None:
-        """Stop this pipeline's threads, and leave the groups that are its own; `why` it leaves."""
+        yield
         if self.transport is not None:
             self._left = why
             self.transport.close(failed=failed)

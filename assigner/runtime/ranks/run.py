@@ -256,11 +256,7 @@ class ProcessRun:
             return
         self._members.discard(member)
         self._parts -= 1
-        if self._parts:
-            member.drop_step(failed=False)
-            member.let_go(why, failed=False)
-        else:
-            self._go([member], why, failed=False)
+        self._see_out([member], why, failed=False)
 
     def lost(self, error: LostConnectionError, at: str) -> Failure:
         """A message broke off: what failed first. All pipelines of this process leave the run."""
@@ -268,14 +264,14 @@ class ProcessRun:
         self.end(str(failure))
         return failure
 
-    def fail(self, at: str, error: BaseException, why: str = "") -> None:
+    def fail(self, at: str, error: BaseException) -> None:
         """This rank failed: tell the others; all pipelines of this process leave the run."""
         calling = _threads[0].calling
         is_alone = calling.acquire(blocking=False)
         if is_alone:
             calling.release()
         self.watch.report(at, error, knows=is_alone)
-        self.end(why or f"it failed in {at}: {words_of(error)}")
+        self.end(f"it failed in {at}: {words_of(error)}")
 
     def end(self, why: str) -> None:
         """The run is over. Where another thread is in a call, that one wakes up, and leaves behind its call."""
@@ -287,21 +283,23 @@ class ProcessRun:
             return
         try:
             if self in _joined:
-                self._go([*self._members], self.why, failed=True)
+                self._see_out([*self._members], self.why, failed=True)
         finally:
             calling.release()
 
-    def _go(self, members: Iterable[Membership], why: str, *, failed: bool) -> None:
-        """Drop unfinished steps, leave the process group where it was made here, and stop the threads.
+    def _see_out(self, members: Iterable[Membership], why: str, *, failed: bool) -> None:
+        """Have pipelines leave; where the run has failed, or has no others, leave the process group that was made here.
 
-        In this order: a thread that waits for a message wakes up when the group's connections are closed.
+        In the middle: a thread that waits for a message wakes up when the group's connections are closed.
         """
-        _joined.remove(self)
-        self.group = None
-        for member in members:
-            member.drop_step(failed=failed)
-        if self._is_ours:
-            leave_group()
-        for member in members:
-            member.let_go(why, failed=failed)
-        self.watch.close()
+        is_over = failed or not self._parts
+        if is_over:
+            _joined.remove(self)
+            self.group = None
+        with contextlib.ExitStack() as leaving:
+            for member in members:
+                leaving.enter_context(member.leaving(why, failed=failed))
+            if is_over and self._is_ours:
+                leave_group()
+        if is_over:
+            self.watch.close()
