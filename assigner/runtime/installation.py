@@ -194,7 +194,7 @@ class Installation:
             self.member.at = "the exchange of what the optimizer notes in its groups"
             is_mine = self.member.rank == first
             packed = PackedValue.of(optimizer.told_settings(groups), "param_groups") if is_mine else None
-            told = broadcast(self.member, first, packed).value
+            told = broadcast(self.member, first, packed)
             if not is_mine:
                 optimizer.take_settings(groups, told)
 

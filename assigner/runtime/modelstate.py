@@ -125,7 +125,7 @@ class ModelState:
         self._compare(f"share(source={source})", at)
         packed = self._member.agree(at, lambda: PackedValue.of(value, "value") if self.rank == source else None)
         with self._member.guarded(at):
-            return broadcast(self._member, source, packed).value
+            return broadcast(self._member, source, packed)
 
     @one_call()
     def sum_over_parameters(self, numbers: Mapping[str, float | torch.Tensor]) -> float:

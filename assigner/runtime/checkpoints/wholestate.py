@@ -64,7 +64,7 @@ class WholeState:
             lists = member.told({name: shape_and_type(tensor) for name, tensor in mine.items()})
             extras: dict[str, Any] = {}
             for rank in member.ranks:
-                extras.update(broadcast(member, rank, extra if rank == member.rank else None).value)
+                extras.update(broadcast(member, rank, extra))
             first = {name: rank for rank in reversed(member.ranks) for name in lists[rank]}
             for name, source in first.items():
                 if source == member.rank:
@@ -139,7 +139,7 @@ class WholeState:
             _same_state(source, gives, rank, told[rank]["gives"])
         member.agree(at, lambda: self._check(gives["tensors"], strict=strict))
         with member.guarded(at), torch.no_grad():
-            extra = broadcast(member, source, given.extra if given is not None and source == member.rank else None)
+            extra = broadcast(member, source, None if given is None else given.extra)
             for name, facts in gives["tensors"].items():
                 lacking = [rank for rank in member.ranks if name in told[rank]["holds"] and rank not in givers]
                 if source == member.rank and given is not None and lacking:
@@ -152,7 +152,7 @@ class WholeState:
                     continue
                 if name in places:
                     places[name](value)
-            self.share.set_extra_state(extra.value)
+            self.share.set_extra_state(extra)
         return _IncompatibleKeys(gives["missing"], gives["unexpected"])
 
     def _check(self, gives: Mapping[str, Any], *, strict: bool) -> None:

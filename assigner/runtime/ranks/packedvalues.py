@@ -102,12 +102,13 @@ def receive(member: Membership, source: int, told: list[Any]) -> torch.Tensor:
     return member.transport.get_tensor(source, tuple(shape), DTYPES[kind])
 
 
-def broadcast(member: Membership, source: int, parcel: PackedValue | None) -> PackedValue:
-    """The parcel of one rank, which alone gives it, on every rank."""
-    if parcel is None:
-        return receive_value(member, source)
+def broadcast(member: Membership, source: int, parcel: PackedValue | None) -> Any:
+    """What one rank has packed, on every rank; the parcels of others do not count."""
+    if member.rank != source:
+        return receive_value(member, source).value
+    assert parcel is not None
     send_value(member, parcel, member.others)
-    return parcel
+    return parcel.value
 
 
 def send_value(member: Membership, parcel: PackedValue, targets: Iterable[int]) -> None:

@@ -183,7 +183,7 @@ class OptimizerMemory:
         kind = type(self._optimizer).__name__
         packed = member.agree(at, lambda: PackedValue.of([is_idle, *self._noted()], f"what {kind} keeps"))
         with member.guarded(at):
-            told = [broadcast(member, rank, packed if rank == member.rank else None).value for rank in member.ranks]
+            told = [broadcast(member, rank, packed) for rank in member.ranks]
         updating = {rank: spaces for rank, (idle, *spaces) in enumerate(told) if not idle}
         first: list[dict[str, Any]] = next(iter(updating.values()), [{}, {}])
         for rank, spaces in updating.items():
