@@ -23,7 +23,7 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from operator import attrgetter, is_
+from operator import is_
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import torch
@@ -125,7 +125,8 @@ class DeferredStatistics:
         alone = [each.calls for each in norms if each not in shared]
         for calls in itertools.zip_longest(*alone):
             _move_together(filter(None, calls))
-        for call in sorted((call for each in shared for call in each.calls), key=attrgetter("turn")):
+        one_by_one = [call for each in shared for call in each.calls]
+        for call in sorted(one_by_one, key=lambda each: math.inf if each.turn is None else each.turn):
             _move_together([call])
         self.forget()
 
@@ -182,9 +183,8 @@ class _NormCall:
     twin: _BatchNorm  # what runs this call
     seen: dict[int, BatchFigures] = field(default_factory=dict)  # what it has seen, by micro-batch
     now: BatchFigures = field(init=False)  # likewise, of the micro-batch that runs
-    has_run: bool = False  # in this step, in which it is
-    momentum: float | None = None  # to move the running values by this
-    turn: float = math.inf  # when it came first in this step, among the calls of all modules
+    turn: int | None = None  # when it came first in this step, among the calls of all modules; None: it has not run
+    momentum: float | None = None  # that of the module then, by which running values move
 
     def begin(self, micro_batch: int) -> None:
         """Have the twin write where this micro-batch's figures belong."""
@@ -203,10 +203,6 @@ class _NormCall:
             self.seen[micro_batch] = BatchFigures(mean, variance)
         return self.seen[micro_batch]
 
-    def forget(self) -> None:
-        """The step is over; the figures stay."""
-        self.has_run, self.momentum, self.turn = False, None, math.inf
-
 
 Move = tuple[_BatchNorm, torch.Tensor, torch.Tensor]
 """A module, and the mean and variance of a batch."""
@@ -221,7 +217,8 @@ def _move_together(calls: Iterable[_NormCall]) -> None:
     together = defaultdict[tuple[float | None, torch.device], list[Move]](list)
     for some in alike.values():
         for (call, _), (mean, variance) in zip(some, merged([found for _, found in some]), strict=True):
-            momentum = call.momentum if call.has_run else call.module.momentum  # else other workers' alone have
+            # else it has run on other workers alone
+            momentum = call.module.momentum if call.turn is None else call.momentum
             together[momentum, mean.device].append((call.module, mean, variance))
     for (momentum, _), moves in together.items():
         move(moves, momentum)
@@ -361,8 +358,8 @@ class DeferredNorm:
     def _keep_momentum(self, call: _NormCall) -> None:
         """Running values move at the step's end, by what the module's momentum is now: its parent may set it."""
         momentum = self.module.momentum
-        if not call.has_run:
-            call.has_run, call.momentum, call.turn = True, momentum, next(self._turns)
+        if call.turn is None:
+            call.turn, call.momentum = next(self._turns), momentum
         elif call.momentum != momentum:
             self._refuse(f"whose momentum is {call.momentum} in one micro-batch and {momentum} in another")
 
@@ -507,7 +504,7 @@ class DeferredNorm:
         used = [figures for figures in found if self.recording or figures.count]
         self.recording, self._tried, self._made, self._error = False, None, {}, None
         for call in self.calls:
-            call.forget()
+            call.turn = None
         for figures in used:
             figures.count = 0
         return [tensor for figures in used for tensor in (figures.mean, figures.variance)]
@@ -578,20 +575,16 @@ class PartitionNorms:
 
 
 def _are_close(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Equal but for rounding, by the root of the type's precision."""
-    if len(some) != len(others):
+    return len(some) == len(others) and all(map(_is_close, some, others))
+
+
+def _is_close(one: Any, other: Any) -> bool:
+    """Equal but for rounding, by the root of the type's precision; of what is no tensor the same class is enough."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other)
+    if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    for one, other in zip(some, others, strict=True):
-        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-            if type(one) is not type(other):
-                return False
-        elif one.shape != other.shape or one.dtype != other.dtype:
-            return False
-        elif not one.dtype.is_floating_point:
-            if not torch.equal(one, other):
-                return False
-        elif one.numel():
-            allowed = math.sqrt(torch.finfo(one.dtype).eps)
-            if not torch.allclose(one.double(), other.double(), rtol=allowed, atol=allowed, equal_nan=True):
-                return False
-    return True
+    if not one.dtype.is_floating_point:
+        return torch.equal(one, other)
+    allowed = math.sqrt(torch.finfo(one.dtype).eps)
+    return torch.allclose(one.double(), other.double(), rtol=allowed, atol=allowed, equal_nan=True)
