@@ -306,7 +306,7 @@ def carried_input(place: StatePlace) -> str:
 
 
 def input_leaves(structure: TreeSpec, place: StatePlace) -> list[int]:
-    """The numbers of an input's leaves among the flattened (args, kwargs); a UsageError where it is not there.
+    """The numbers of an input's leaves among the flattened (args, kwargs).
 
     Raises:
         UsageError: there is no such input.
@@ -325,8 +325,6 @@ def input_leaves(structure: TreeSpec, place: StatePlace) -> list[int]:
 
 def output_leaves(structure: TreeSpec, place: StatePlace) -> tuple[list[int], TreeSpec]:
     """The numbers of an output's leaves among those of the model's output, which has this structure; and their own.
-
-    A UsageError where there is no such output.
 
     Raises:
         UsageError: there is no such output.
@@ -426,7 +424,7 @@ def rows_dimension(known: RowLeaves, shape: Sequence[int], rows: int, made: int 
 
 
 def cut_leaf(leaf: Any, dimension: int | None, sizes: Sequence[int], where: str) -> list[Any]:
-    """A leaf of a state for each micro-batch; a UsageError where there are several, and it is a tensor without rows.
+    """A leaf of a state for each micro-batch.
 
     Raises:
         UsageError: there are several, and it is a tensor without rows.

@@ -447,8 +447,7 @@ def check_schedule(workload: Workload, plan: Plan, graph: PartitionGraph) -> Non
     """
     if workload.loss_over != "batch":
         return
-    last = next(n for n, stage in enumerate(plan.stages) if graph.last.name in stage.partitions)
-    if warm_up(plan, last) < plan.micro_batches:
+    if warm_up(plan, plan.stage_of[graph.last.name]) < plan.micro_batches:
         raise UsageError(
             f"the loss is over the whole batch, and under schedule {plan.schedule} the last stage's backwards begin"
             " before all of its forwards have run",

@@ -192,8 +192,8 @@ class BatchOutputs:
         first = self._makers[0]
         for group in self._groups:
             graph, plan = group.variant.graph, group.variant.program(len(group.places), training=False).plan
-            last = next(n for n, stage in enumerate(plan.stages) if graph.last.name in stage.partitions)
-            for place, cut, worker in zip(group.places, group.micro_batches, takers(plan, last), strict=True):
+            workers = takers(plan, plan.stage_of[graph.last.name])
+            for place, cut, worker in zip(group.places, group.micro_batches, workers, strict=True):
                 if (maker := rank_of(worker)) != first:
                     part = self._parts.pop(place, None)
                     leaves = None if part is None else part.leaves

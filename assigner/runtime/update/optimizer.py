@@ -241,16 +241,15 @@ class PipelineOptimizer(torch.optim.Optimizer):
             UsageError: several have some: the hook would see this rank's alone, and nobody knows what it makes of them;
                 or the optimizer's step calls no hooks.
         """
-        self.__optimizer.check_hookable()
         return super().register_step_pre_hook(self.__told_apart(hook))
 
     def register_step_post_hook(self, hook: Any) -> Any:
         """As `register_step_pre_hook`."""
-        self.__optimizer.check_hookable()
         return super().register_step_post_hook(self.__told_apart(hook))
 
     def __told_apart(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """The hook, for this handle and where it may call the pipeline; errors on a rank without updates say so."""
+        self.__optimizer.check_hookable()
 
         @functools.wraps(hook)
         def called(_: Any, *arguments: Any) -> Any:
