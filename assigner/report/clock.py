@@ -11,7 +11,7 @@ table of clock cycles of torchgpipe (Kim et al., 2020, arXiv 2004.09910, section
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,11 +22,13 @@ from assigner.formats.profile import Edge
 from assigner.report.sheet import Line, Report, Strip
 from assigner.schedule.orders import LETTERS
 from assigner.schedule.program import ActionKind, build_program, grouped
+from assigner.schedule.queues import Job, run_queues
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
-    from assigner.schedule.program import Route
+    from assigner.schedule.program import ActionGroup, Route
+    from assigner.schedule.queues import Arrivals, Timed
 
 STAGE_LIMIT = 16
 """Stages above which those in the middle are left out."""
@@ -65,36 +67,28 @@ def clock(plan: Plan, profile: Profile | None = None) -> tuple[Placed, ...]:
         program = build_program(plan, [Edge(a.partitions[-1], b.partitions[0], 0) for a, b in pairwise(plan.stages)])
     else:
         program = build_program(plan, profile.edges, profile.ties)
-    left = {
-        worker: deque(each for each in grouped(actions) if each.action.kind in LETTERS)
-        for worker, actions in program.actions.items()
-    }
-    free = dict.fromkeys(left, 0)
-    made: dict[tuple[Route, int], int] = {}
-    placed: list[Placed] = []
-    ready = deque(left)
-    while ready:
-        worker = ready.popleft()
-        groups = left[worker]
-        while groups:
-            action, receives, sends = groups[0]
-            there = [made.get((route, action.micro_batch)) for route in receives]
-            if None in there:
-                break  # who makes it calls again
-            groups.popleft()
-            tick = max([free[worker], *(at for at in there if at is not None)])
-            free[worker] = tick + 1
-            placed.append(Placed(action.stage, worker, action.kind, action.micro_batch, tick))
-            for send in sends:
-                if send.route:
-                    made[send.route, action.micro_batch] = tick + 1
-                    ready.append(send.route.target)
-    for worker, groups in left.items():
-        if groups:
-            action = groups[0].action
+    number = {worker: n for n, worker in enumerate(program.actions)}
+    groups = [[each for each in grouped(mine) if each.action.kind in LETTERS] for mine in program.actions.values()]
+    there: dict[Route, Arrivals] = defaultdict(lambda: [-1.0] * plan.micro_batches)
+
+    def job(group: ActionGroup) -> Job:
+        """One tick long; its messages take no time, so that those of a worker have one link."""
+        routes = [send.route for send in group.sends if send.route]
+        made = ((there[route], number[route.source], 0.0, number[route.target]) for route in routes)
+        return Job(1.0, tuple(there[route] for route in group.receives), 0.0, tuple(made))
+
+    log: list[Timed] = []
+    done, _ = run_queues([[(job(each), each.action.micro_batch) for each in mine] for mine in groups], log)
+    for worker, mine, count in zip(number, groups, done, strict=True):
+        if count < len(mine):
+            action = mine[count].action
             raise FormatError(f"{worker} waits for ever before {action.kind} of stage {action.stage}")
-    turn = {worker: n for n, worker in enumerate(left)}
-    return tuple(sorted(placed, key=lambda each: (each.stage, each.tick, turn[each.worker])))
+    placed = ((groups[timed.worker][timed.job].action, int(timed.start_s), timed.worker) for timed in log)
+    workers = list(number)
+    return tuple(
+        Placed(action.stage, workers[n], action.kind, action.micro_batch, tick)
+        for action, tick, n in sorted(placed, key=lambda each: (each[0].stage, *each[1:]))
+    )
 
 
 def legend(plan: Plan) -> str:
