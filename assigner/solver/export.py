@@ -23,7 +23,6 @@ from assigner.schedule.timing import step_s
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime
 from assigner.solver.methods.candidate import Proposal, SearchState
-from assigner.solver.pipelines.gpipe import GPipeCandidate
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.problem.answer import Progress
 from assigner.solver.problem.hints import resolve
@@ -184,11 +183,7 @@ def _candidate(
             )  # fmt: skip
 
     state = SearchState(problem, watch)
-    candidate = (
-        GPipeCandidate(state, plan.micro_batches)
-        if plan.schedule == "gpipe"
-        else PipelineCandidate(state, plan.schedule, plan.micro_batches)
-    )
+    candidate = PipelineCandidate(state, plan.schedule, plan.micro_batches)
     state.candidates = [candidate]
     state.best = candidate.best = Proposal(replace(plan, solver=None), step_s(plan, problem.cost.apart), "")
     return candidate
