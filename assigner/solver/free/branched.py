@@ -105,16 +105,10 @@ class BranchedCandidate(PipelineCandidate):
 
     def _look_at_every(self, near: float) -> None:
         """Try other warm-ups with the best stages that there are at usual ones."""
-        limit = self.state.best_value * near
-        found: list[Arrangement] = []
-
-        def take(another: Arrangement) -> float:
-            found.append(another)
-            return limit
-
-        over = self.over()
-        Exhaustive(self._pricing(), limit=limit, take=take, nodes=tuning.CERTAIN, stop=over).run()
-        for each in sorted(found, key=lambda each: each.value_s)[: tuning.REARRANGED_TRIED]:
+        limit, over = self.state.best_value * near, self.over()
+        search = Exhaustive(self._pricing(), limit=limit, nodes=tuning.CERTAIN, stop=over, take=lambda _: limit)
+        search.run()
+        for each in sorted(search.found, key=lambda each: each.value_s)[: tuning.REARRANGED_TRIED]:
             if not over():
                 self._go_along(each.stages)
 
@@ -156,9 +150,8 @@ class BranchedCandidate(PipelineCandidate):
         if self.decided or self.objective != "step" or self.state.clock.left_s <= 0:
             return
         memory = SetMemory(self.problem, self.micro_batches)
-        model = PlacementModel.within(memory, one_stage=True, unit=self.state.unit, turns=False)
-        if model is not None:
-            self.bound_by(model)
+        if PlacementModel.is_small(memory):
+            self.bound_by(PlacementModel(memory, one_stage=True, unit=self.state.unit, turns=False))
 
     def _nothing_fits(self) -> bool:
         """True if it is proven that no convex stages fit, with as few micro-batches in flight as there can be.

@@ -103,9 +103,8 @@ class FreeCandidate(CandidateSearch):
 
     def tighten(self) -> None:
         """Bound a larger instance by the load model's relaxation."""
-        model = None if self.certain else self._model()
-        if model is not None:
-            self.bound_by(model, relaxed=True)
+        if not self.certain and PlacementModel.is_small(self.memory):
+            self.bound_by(self._model(), relaxed=True)
 
     def prove(self) -> None:
         """Local search, unless the instance is tiny; then look at every placement, or raise the bound by the ILP."""
@@ -115,9 +114,8 @@ class FreeCandidate(CandidateSearch):
                 self._take(self._annealing().run(first))
         if self.small and state.clock.left_s > 0:
             self.look_at_all()
-        model = None if self.decided or state.clock.left_s <= 0 else self._model()
-        if model is not None:
-            self.bound_by(model)
+        if not self.decided and state.clock.left_s > 0 and PlacementModel.is_small(self.memory):
+            self.bound_by(self._model())
 
     def _annealing(self) -> Annealing:
         return Annealing(self.pricing, seed=self.state.options.seed, stop=self.over())
@@ -132,8 +130,8 @@ class FreeCandidate(CandidateSearch):
         self.cut_short = not search.run()
         self.raise_bound(min(search.floor, search.limit, state.target), EXHAUSTIVE)
 
-    def _model(self) -> PlacementModel | None:
-        return PlacementModel.within(
+    def _model(self) -> PlacementModel:
+        return PlacementModel(
             self.memory, one_stage=self.one_stage, unit=self.state.unit, turns=self.schedule != "1f1b",
             steady=self._steady,
         )  # fmt: skip

@@ -33,16 +33,17 @@ class Exhaustive:
 
     Args:
         limit: What a plan must beat, in seconds.
-        take: Takes a better plan; returns what the next one must beat.
+        take: Takes a better plan; returns what the next one must beat. Unless given it is the plan's value.
 
     Attributes:
+        found: The placements that were better, in the order in which they were found.
         floor: No placement takes less than the lesser of this and `limit`, whatever it rematerialises.
         limit: What a placement has to beat by now: what is not below it was passed over.
     """
 
     def __init__(
-        self, pricing: BoundedPricing, *, limit: float, take: Callable[[Arrangement], float], nodes: int,
-        stop: Callable[[], bool],
+        self, pricing: BoundedPricing, *, limit: float, nodes: int, stop: Callable[[], bool],
+        take: Callable[[Arrangement], float] = lambda found: found.value_s,
     ) -> None:  # fmt: skip
         self._pricing, self._memory, self._table = pricing, pricing.memory, pricing.memory.table
         self.limit, self._take, self._nodes, self._stop = limit, take, nodes, stop
@@ -50,11 +51,17 @@ class Exhaustive:
         self._where = [-1] * self._n
         self._masks = [0] * len(self._table.names)
         self.floor, self._ended = math.inf, True
+        self.found: list[Arrangement] = []
 
     def run(self) -> bool:
         """Search; True if everything below the limit was looked at."""
         self._place(0, 0.0, [])
         return self._ended
+
+    def keep(self, found: Arrangement) -> None:
+        """Take a placement that is below the limit."""
+        self.found.append(found)
+        self.limit = self._take(found)
 
     def _tick(self) -> bool:
         self._nodes -= 1
@@ -128,7 +135,7 @@ class Exhaustive:
             if found is not None:
                 self.floor = min(self.floor, max(bound, found.value_s * found.exactness))
                 if found.value_s < self.limit:
-                    self.limit = self._take(found)
+                    self.keep(found)
             return
         rows = StageOrders(self, values, turns)
         rows.run()
@@ -274,7 +281,7 @@ class StageOrders:
             step = self._sweep.finish(rows, again_s(self._memory, stages, again))
             self.floor = min(self.floor, step * exactness)
             if step < self._search.limit:
-                self._search.limit = self._search._take(Arrangement(self._table, stages, again, step))
+                self._search.keep(Arrangement(self._table, stages, again, step))
 
     def _least_again(self, choices: Sequence[Sequence[Masks]], held: Sequence[tuple[int, Masks]]) -> list[float]:
         """The least seconds that each stage can be made longer, whatever the others are."""

@@ -82,15 +82,11 @@ class PlacementModel(LinearModel):
             for which, path in enumerate(self._paths(sink)):
                 self._path(f"{number}_{which}", path, one_stage=one_stage)
 
-    @classmethod
-    def within(
-        cls, memory: SetMemory, *, one_stage: bool, unit: float, turns: bool = True, steady: bool = False
-    ) -> PlacementModel | None:
-        """The model; None: it would have too many variables."""
+    @staticmethod
+    def is_small(memory: SetMemory) -> bool:
+        """Whether it has few enough variables to be built."""
         table = memory.table
-        if len(table.problem.order) * len(set(table.group)) > tuning.VARIABLES:
-            return None
-        return cls(memory, one_stage=one_stage, unit=unit, turns=turns, steady=steady)
+        return len(table.problem.order) * len(set(table.group)) <= tuning.VARIABLES
 
     def _price(self, i: int, k: int) -> PartitionCost:
         price = self._table.prices[self._members[k][0]][i]

@@ -187,15 +187,9 @@ class OrderSearch:
 
     def _best_loop(self, pricing: StepPricing, limit: float, nodes: float) -> tuple[Arrangement | None, bool]:
         """The best placement below a limit in seconds, as far as counted nodes reach; and whether all was looked at."""
-        found: list[Arrangement] = []
-
-        def take(better: Arrangement) -> float:
-            found.append(better)
-            return better.value_s
-
-        search = Exhaustive(pricing, limit=limit, take=take, nodes=int(self._effort * nodes), stop=self._over)
+        search = Exhaustive(pricing, limit=limit, nodes=int(self._effort * nodes), stop=self._over)
         finished = search.run()
-        return (found[-1] if found else None), finished
+        return (search.found[-1] if search.found else None), finished
 
     def _rough_s(self, plan: Plan) -> float:
         """What a plan's placement promises: under its own schedule, or by a quick list schedule."""
