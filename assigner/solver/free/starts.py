@@ -52,8 +52,8 @@ def of_plan(problem: Problem, plan: Plan) -> Stages:
 
 
 def along(problem: Problem, positions: Iterable[int]) -> Problem:
-    """The problem along another order of its positions."""
-    return replace(problem, sequence=tuple(problem.order[i] for i in positions))
+    """The problem along an order of its positions."""
+    return problem.along(tuple(problem.order[i] for i in positions))
 
 
 def orders(table: PriceTable) -> list[tuple[int, ...]]:

@@ -105,7 +105,11 @@ class Problem:
         also one past which values are handed on, and of a chain that a few partitions feed from beside, intervals of
         these orders are all placements with one stage a worker.
         """
-        return tuple(replace(self, sequence=order) for order in self._orders) or (self,)
+        return tuple(map(self.along, self._orders)) or (self,)
+
+    def along(self, order: tuple[str, ...]) -> Problem:
+        """This problem along a topological order; itself, with all its prices, where that is its own."""
+        return self if order == self.order else replace(self, sequence=order)
 
     def names(self, positions: Iterable[int]) -> tuple[str, ...]:
         """Names of the partitions at these positions, in the profile's order, whatever this problem's is."""
