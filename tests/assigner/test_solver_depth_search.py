@@ -47,7 +47,7 @@ def test_a_box_of_one_choice_is_bounded_by_its_step_time(seed):
     compared = 0
     for price, pipeline in pipelines:
         for depths in list(falling(_ranges(pipeline), 6))[::5]:
-            search = DepthSearch(candidate.options, candidate.micro_batches, [(price, pipeline)])
+            search = DepthSearch(candidate.options, [(price, pipeline)])
             search._open.low[-len(pipeline) :, 0] = search._open.high[-len(pipeline) :, 0] = depths
             ((bound, _, found),) = search.split(np.inf)
             value, _ = candidate.plans.worth(candidate.plans.plan_of(pipeline, depths))
@@ -66,7 +66,7 @@ def test_no_choice_of_a_box_takes_less_than_its_bound(seed):
         depths = list(falling(_ranges(pipeline), 8))
         low, high = (np.array(each) for each in (rng.choice(depths), rng.choice(depths)))
         low, high = np.minimum(low, high), np.maximum(low, high)
-        search = DepthSearch(candidate.options, candidate.micro_batches, [(0.0, pipeline)])
+        search = DepthSearch(candidate.options, [(0.0, pipeline)])
         search._open.low[-len(pipeline) :, 0], search._open.high[-len(pipeline) :, 0] = low, high
         (bound,) = search._bounds(search._open)
         inside = [each for each in depths if (low <= each).all() and (each <= high).all()]
@@ -84,7 +84,7 @@ def test_the_search_ends_with_the_best_depths_of_all(seed):
         for _, pipeline in pipelines
         for depths in falling(_ranges(pipeline), 8)
     )
-    search, found = DepthSearch(candidate.options, candidate.micro_batches, pipelines), np.inf
+    search, found = DepthSearch(candidate.options, pipelines), np.inf
     while search.bound < found:
         for bound, _, _ in search.split(found):
             found = min(found, bound)
@@ -95,7 +95,7 @@ def test_one_pipeline_without_a_choice():
     """A single stage that has one depth is handed out at once, and nothing is left."""
     profile = make_profile(work=[1.0], slowness=[1.0], batch=1)
     candidate, pipelines = _pipelines(profile, 1)
-    search = DepthSearch(candidate.options, candidate.micro_batches, pipelines)
+    search = DepthSearch(candidate.options, pipelines)
     assert [depths for _, _, depths in search.split(np.inf)] == [(1,)]
     assert search.bound == np.inf
 
@@ -128,7 +128,7 @@ def test_no_sharing_takes_less_than_its_bound(seed):
             depths = list(falling([range(each.least_depth, each.most_depth + 1) for each in shared], most))
             low, high = (np.array(each) for each in (rng.choice(depths), rng.choice(depths)))
             low, high = np.minimum(low, high), np.maximum(low, high)
-            boxes = DepthSearch(candidate.options, most, [(0.0, shared)])
+            boxes = DepthSearch(candidate.options, [(0.0, shared)])
             boxes._open.low[:, 0], boxes._open.high[:, 0] = low, high
             (bound,) = boxes._bounds(boxes._open)
             inside = [each for each in depths if (low <= each).all() and (each <= high).all()]
@@ -145,7 +145,7 @@ def test_the_end_of_the_time_ends_the_search():
         raise OutOfTime
 
     candidate, pipelines = _pipelines(_chain(0, 6), 6)
-    search = DepthSearch(candidate.options, 6, pipelines, check=over)
+    search = DepthSearch(candidate.options, pipelines, check=over)
     with pytest.raises(OutOfTime):
         search.split(np.inf)
     with pytest.raises(OutOfTime):

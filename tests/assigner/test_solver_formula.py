@@ -51,7 +51,7 @@ def random_pipelines(seed: int, number: int, *, tied: bool = False):
 
 def told_s(table: IntervalPrices, columns) -> float:
     """What the dynamic program says of one pipeline."""
-    program = DynamicProgram(table, only(table, columns), GPipeStep(table.micro_batches))
+    program = DynamicProgram(only(table, columns), GPipeStep(table.micro_batches))
     ((price, found),) = program.run().pipelines
     assert found == columns
     return price
@@ -90,7 +90,7 @@ def test_no_completion_of_a_suffix_is_below_its_least_price(seed, tied):
     """Also where an update of what is placed ends later than all that is still to come in front of it."""
     for table, columns in random_pipelines(seed, 12, tied=tied):
         objective, rest = GPipeStep(table.micro_batches), WorkBefore(table)
-        program = DynamicProgram(table, only(table, columns), objective)
+        program = DynamicProgram(only(table, columns), objective)
         whole = program.price(columns)
         for n, stage in enumerate(columns):
             free = np.array([len(group) for group in table.groups])

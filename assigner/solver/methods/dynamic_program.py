@@ -100,16 +100,17 @@ class _OptionArrays:
 
 
 class DynamicProgram:
-    """The dynamic program of one instance.
+    """The dynamic program over pipelines of some stage options.
 
     Attributes:
         work: Labels that its runs have tried to make so far, and what each visit of a position and a set takes besides.
     """
 
-    def __init__(self, table: IntervalPrices, stage_options: StageOptions, objective: PipelineObjective) -> None:
+    def __init__(self, stage_options: StageOptions, objective: PipelineObjective) -> None:
         self.work = 0
+        self.table = table = stage_options.table
         self._clock = table.problem.clock
-        self.table, self._stage_options, self._objective = table, stage_options, objective
+        self._stage_options, self._objective = stage_options, objective
         self._n = len(table.problem.order)
         self._most = table.most_workers
         self._count = np.array([len(group) for group in table.groups])

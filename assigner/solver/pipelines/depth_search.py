@@ -123,23 +123,18 @@ class DepthSearch:
     """
 
     def __init__(
-        self,
-        options: StageOptions,
-        micro_batches: int,
-        pipelines: Sequence[Priced],
-        *,
-        check: Callable[[], None] = lambda: None,
+        self, options: StageOptions, pipelines: Sequence[Priced], *, check: Callable[[], None] = lambda: None
     ) -> None:
-        self._options, self._most, self._check = options, micro_batches, check
+        self._options, self._most, self._check = options, options.table.micro_batches, check
         self._pipelines = [pipeline for _, pipeline in pipelines]
         self._stages = max(map(len, self._pipelines), default=1)
-        shares: dict[tuple[int, ...], int] = {(micro_batches,): 0}
+        shares: dict[tuple[int, ...], int] = {(self._most,): 0}
         self._sharing = np.zeros((self._stages, len(pipelines)), dtype=np.int64)
         for n, pipeline in enumerate(self._pipelines):
             for stage, option in enumerate(pipeline, start=self._stages - len(pipeline)):
                 if option.shares:
                     self._sharing[stage, n] = shares.setdefault(option.shares, len(shares))
-        self._turns = _Turns(list(shares), micro_batches, check)
+        self._turns = _Turns(list(shares), self._most, check)
         columns = [self._column(pipeline) for pipeline in self._pipelines]
         rest = np.array(columns).reshape(-1, len(fields(_Times)) - 2, self._stages)
         self._times = _Times(*self._alone(), *rest.transpose(1, 2, 0))
@@ -227,11 +222,9 @@ class DepthSearch:
         return ways.longest(self._check)
 
 
-def step_times(
-    options: StageOptions, micro_batches: int, points: Sequence[tuple[Sequence[StageOption], Depths]]
-) -> Floats:
+def step_times(options: StageOptions, points: Sequence[tuple[Sequence[StageOption], Depths]]) -> Floats:
     """What pipelines of a chain with one worker a stage take at warm-up depths, many at once; arguments as above."""
-    return DepthSearch(options, micro_batches, [(0.0, pipeline) for pipeline, _ in points]).at([at for _, at in points])
+    return DepthSearch(options, [(0.0, pipeline) for pipeline, _ in points]).at([at for _, at in points])
 
 
 class _Ways:

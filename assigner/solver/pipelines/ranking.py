@@ -93,7 +93,7 @@ class PipelineCandidate(CandidateSearch):
     def program(self) -> DynamicProgram:
         """Its dynamic program; with too many options, memory is left out of it."""
         options = StageOptions(self.table, deep=True, relaxed=True) if self._coarse else self.options
-        return DynamicProgram(self.table, options, self.additive)
+        return DynamicProgram(options, self.additive)
 
     def price(self) -> None:
         """The perfect split of all work: no plan of any schedule is faster."""
@@ -225,7 +225,7 @@ class PipelineCandidate(CandidateSearch):
 
         No other pipelines take less than `open_`, in seconds.
         """
-        search = DepthSearch(self.options, self.micro_batches, pipelines, check=self.state.clock.check)
+        search = DepthSearch(self.options, pipelines, check=self.state.clock.check)
         while search.bound < self.state.target and self.state.clock.left_s > 0:
             if search.boxes >= tuning.MOST_BOXES * self._proof_effort:
                 self.cut_short = True

@@ -94,7 +94,7 @@ class SharedCandidate(PipelineCandidate):
         if table is None:
             return None
         options = self._options_of(table)
-        return DynamicProgram(table, options, self.additive) if options.whole else None
+        return DynamicProgram(options, self.additive) if options.whole else None
 
     def _bound_by_kinds(self, width: int) -> None:
         """Raise the bound by the least price of pipelines of kinds, with so many labels at a position."""

@@ -248,7 +248,7 @@ class PipelinePlans:
             points = [(each, at) for each in some if (at := point(each)) is not None]
             if not points:
                 continue
-            steps = step_times(self._options, self.micro_batches, [at for _, at in points])
+            steps = step_times(self._options, [at for _, at in points])
             self._charge(points[0][1][0], -(-len(points) // tuning.SIFTED))
             for n in np.argsort(steps, kind="stable").tolist():
                 if not is_better(float(steps[n]), below()):

@@ -96,11 +96,11 @@ class ReplicaOptions(StageOptions):
 
     @cached_property
     def _sizes(self) -> list[int]:
-        return [len(group) for group in self._table.groups]
+        return [len(group) for group in self.table.groups]
 
     @property
     def _most(self) -> int:
-        return min(self._table.problem.most_replicas, self._table.micro_batches)
+        return min(self.table.problem.most_replicas, self.table.micro_batches)
 
     @property
     def whole(self) -> bool:
@@ -126,7 +126,7 @@ class ReplicaOptions(StageOptions):
         Raises:
             OutOfTime: the time is over.
         """
-        self.below_s, number = self._below(), len(self._table.groups)
+        self.below_s, number = self._below(), len(self.table.groups)
         if not self.few:
             return {}
         among = replica_sets(self._sizes, self._most) if self.whole else self._natural()
@@ -141,7 +141,7 @@ class ReplicaOptions(StageOptions):
 
     def _natural(self) -> list[tuple[int, ...]]:
         """Workers that go together by what they are: of one group or kind, of one host, the fastest of all."""
-        table = self._table
+        table = self.table
         hosts: dict[str, list[int]] = {}
         for number, names in enumerate(table.groups):
             for name in names:
@@ -161,9 +161,9 @@ class ReplicaOptions(StageOptions):
 
     def hop(self, i: int, left: int, right: int) -> Hop | None:
         """As of `StageOptions`: the fastest way between any two of their workers."""
-        alone = len(self._table.groups)
+        alone = len(self.table.groups)
         if left < alone and right < alone:
-            return self._table.hop(i, left, right)
+            return self.table.hop(i, left, right)
         there, back, ways = self._between(i)
         if not ways[left, right]:
             return None
@@ -174,7 +174,7 @@ class ReplicaOptions(StageOptions):
 
         None carries it where a worker of one has no way to the other: it has a micro-batch that nobody else takes over.
         """
-        table, groups = self._table, range(len(self._table.groups))
+        table, groups = self.table, range(len(self.table.groups))
         uses = np.array([[members.count(group) for group in groups] for members in self.sets])
         hops = [[table.hop(i, one, other) for other in groups] for one in groups]
         met = np.array([[hop is not None for hop in row] for row in hops])
@@ -199,13 +199,13 @@ class ReplicaOptions(StageOptions):
     @cached_property
     def _intervals(self) -> list[tuple[int, int]]:
         """(first, last) of every stage that may be shared and fits on some worker with one micro-batch in flight."""
-        single = self._alone if self._deep else StageOptions(self._table, deep=True, relaxed=True)
-        found, may_share = {(option.first, option.last) for option in single.all}, self._table.problem.may_share
+        single = self._alone if self._deep else StageOptions(self.table, deep=True, relaxed=True)
+        found, may_share = {(option.first, option.last) for option in single.all}, self.table.problem.may_share
         return sorted((first, last) for first, last in found if all(may_share[first : last + 1]))
 
     def find(self, first: int, last: int, group: int, stages: int = 1) -> StageOption | None:
         """As of `StageOptions`, for a set of any number of workers."""
-        if group < len(self._table.groups):
+        if group < len(self.table.groups):
             return self._alone.find(first, last, group, stages)
         at = bisect_left(self._intervals, (first, last))
         fits = self._intervals[at : at + 1] == [(first, last)]
@@ -225,7 +225,7 @@ class ReplicaOptions(StageOptions):
         self, members: tuple[int, ...], number: int, which: Sequence[int], below: float = math.inf
     ) -> list[StageOption]:
         """The stages that workers share, of the intervals with these numbers; `number` is that of their set."""
-        table, problem, held = self._table, self._table.problem, [self._on(group) for group in members]
+        table, problem, held = self.table, self.table.problem, [self._on(group) for group in members]
         whole = [n for n in which if all(levels[n] for levels, _ in held)]
         if not whole:
             return []
@@ -259,7 +259,7 @@ class ReplicaOptions(StageOptions):
         """The options of all intervals on a worker of a group, and what 0 .. M micro-batches take: [k, interval]."""
         levels = []
         for interval in self._intervals:
-            self._table.problem.clock.check()
+            self.table.problem.clock.check()
             levels.append(self._each.levels(*interval, group))
         return levels, self._seconds(levels)
 
@@ -268,8 +268,8 @@ class ReplicaOptions(StageOptions):
 
         Of like workers it may be any; together with others it may matter which (`Problem.rings_differ`).
         """
-        groups, counts = self._table.groups, Counter(members)
-        if self._table.links_alike and (len(counts) == 1 or not self._table.problem.rings_differ):
+        groups, counts = self.table.groups, Counter(members)
+        if self.table.links_alike and (len(counts) == 1 or not self.table.problem.rings_differ):
             return [tuple(name for group, count in counts.items() for name in groups[group][:count])]
         if math.prod(math.comb(len(groups[group]), count) for group, count in counts.items()) > tuning.MOST_SETS:
             return []
@@ -278,12 +278,12 @@ class ReplicaOptions(StageOptions):
 
     def _update_s(self, first: int, last: int, members: Sequence[int]) -> float:
         """Seconds of the longest update; a shared parameter's way to other stages is left out."""
-        rows = [self._table.rows[group][first : last + 1] for group in members]
+        rows = [self.table.rows[group][first : last + 1] for group in members]
         return max(sum(each.update_s for each in row if each is not None) for row in rows)
 
     def _seconds(self, levels: Sequence[Sequence[StageOption]]) -> Floats:
         """Seconds of 0 .. M micro-batches of each stage on one worker: [k, stage]."""
-        most = self._table.micro_batches
+        most = self.table.micro_batches
         counts = np.arange(most + 1)
         if self._deep:  # how many of them are in flight is a choice, and one may be enough
             once: Floats = np.array([each[0].forward_s + each[0].backward_s if each else np.nan for each in levels])

@@ -98,7 +98,7 @@ class StageOptions:
     """Whether every pipeline of these options has a stage that several workers share."""
 
     def __init__(self, table: IntervalPrices, *, deep: bool, relaxed: bool = False) -> None:
-        self._table, self._deep, self._relaxed = table, deep, relaxed
+        self.table, self._deep, self._relaxed = table, deep, relaxed
         self._least = 1 if deep else table.micro_batches
         self._ties = bool(table.problem.profile.ties)
         self._of_interval = cache(lambda *interval: tuple(self._levels(*interval)))
@@ -106,11 +106,11 @@ class StageOptions:
     @cached_property
     def sets(self) -> Sequence[tuple[int, ...]]:
         """Who may have a stage, by the number that options give: the groups of the workers; here one worker each."""
-        return [(group,) for group in range(len(self._table.groups))]
+        return [(group,) for group in range(len(self.table.groups))]
 
     def hop(self, i: int, left: int, right: int) -> Hop | None:
         """Boundary i between stages of two sets; None: they cannot be neighbours."""
-        return self._table.hop(i, left, right)
+        return self.table.hop(i, left, right)
 
     def alone(self, option: StageOption) -> Sequence[StageOption]:
         """What each of a stage's workers computes by itself, recomputing least."""
@@ -118,17 +118,17 @@ class StageOptions:
 
     def usual(self, stages: int) -> int:
         """The schedule's own warm-up depth of a stage, itself the first of `stages` to the pipeline's end."""
-        most = self._table.micro_batches
+        most = self.table.micro_batches
         return min(most, stages) if self._deep else most
 
     def count(self) -> int:
         """About how many options there are in all, those of deeper warm-ups left out."""
-        rows = {id(row) for row in self._table.rows}
-        return len(self._table.problem.order) ** 2 // 2 * len(rows)
+        rows = {id(row) for row in self.table.rows}
+        return len(self.table.problem.order) ** 2 // 2 * len(rows)
 
     def _like(self, group: int) -> int:
         """The group whose options are this one's: links play a part only where gradients are shared."""
-        return group if self._ties else self._table.like[group]
+        return group if self._ties else self.table.like[group]
 
     def find(self, first: int, last: int, group: int, stages: int = 1) -> StageOption | None:
         """The option of an interval whose warm-up is the usual one, or as deep as fits; None: it does not fit."""
@@ -145,8 +145,8 @@ class StageOptions:
 
     def levels(self, first: int, last: int, group: int) -> tuple[StageOption, ...]:
         """The options of an interval on a worker of a group, or of a like one, the fewest in flight first."""
-        problem = self._table.problem
-        costs = self._table.rows[group][first : last + 1]
+        problem = self.table.problem
+        costs = self.table.rows[group][first : last + 1]
         torn = max(problem.apart[first : last + 1]) >= first
         if torn or None in costs or not (problem.may_cut[first] and problem.may_cut[last + 1]):
             return ()
@@ -160,11 +160,11 @@ class StageOptions:
         Raises:
             OutOfTime: the time is over.
         """
-        starts = [first for first, may in enumerate(self._table.problem.may_cut[:-1]) if may]
+        starts = [first for first, may in enumerate(self.table.problem.may_cut[:-1]) if may]
         made: dict[int, tuple[StageOption, ...]] = {}
         found: list[StageOption] = []
-        for group in range(len(self._table.groups)):
-            self._table.problem.clock.check()
+        for group in range(len(self.table.groups)):
+            self.table.problem.clock.check()
             like = self._like(group)
             if like not in made:
                 made[like] = tuple(option for first in starts for option in self._from(first, like))
@@ -173,7 +173,7 @@ class StageOptions:
 
     def _from(self, first: int, group: int) -> Iterator[StageOption]:
         """All intervals that start at `first`."""
-        table, problem = self._table, self._table.problem
+        table, problem = self.table, self.table.problem
         capacity, row, workspace = table.capacity(group), table.rows[group], 0.0
         for last, (state, read, _) in enumerate(table.interval_bytes.grown(first), start=first):
             price = row[last]
@@ -188,7 +188,7 @@ class StageOptions:
 
     def _levels(self, first: int, last: int, group: int) -> Iterator[StageOption]:
         """The same interval with ever deeper warm-ups, as long as that costs recomputing."""
-        table, problem, most = self._table, self._table.problem, self._table.micro_batches
+        table, problem, most = self.table, self.table.problem, self.table.micro_batches
         costs: Sequence[PartitionCost] = table.rows[group][first : last + 1]  # type: ignore[assignment]
         state, read, messages = table.interval_bytes.of(first, last)
         held = HeldPartitions.on(

@@ -67,7 +67,7 @@ class Budget:
         self._rest = _Choice((), 0.0, 0.0)  # all choices that are not in the list, as one
         candidates = [candidate for candidate in self.search.candidates if isinstance(candidate, PipelineCandidate)]
         self._programs = [
-            DynamicProgram(table, table.one_f_one_b, OneFOneBStep(table.micro_batches))
+            DynamicProgram(table.one_f_one_b, OneFOneBStep(table.micro_batches))
             for table in dict.fromkeys(candidate.table for candidate in candidates)
         ]
 
