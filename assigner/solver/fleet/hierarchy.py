@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.solver.fleet.assignment import WorkerAssignment
-from assigner.solver.fleet.option_arrays import OptionArrays
 from assigner.solver.fleet.relaxation import KindRelaxation
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
@@ -24,6 +23,7 @@ from assigner.solver.limits.tuning import ROUNDING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from assigner.solver.fleet.option_arrays import OptionArrays
     from assigner.solver.fleet.path_program import KindPipeline, KindStage
     from assigner.solver.problem.arrays import Floats
     from assigner.solver.problem.interval_prices import IntervalPrices
@@ -103,13 +103,13 @@ class Hierarchy:
 
     def _within(self, limit: float) -> OptionArrays:
         """Prices of all intervals up to a limit on the slowest server forward, in seconds, by kind of worker."""
-        fleet, table = self.fleet, self.fleet.table
+        fleet, clock = self.fleet, self.fleet.table.problem.clock
         if self._prices is None or fleet.reach(limit) > self._prices.longest:
-            prices = OptionArrays(table, fleet.kinds, fleet.reach(limit), fleet.links)
+            prices = fleet.prices(limit)
             open_ = np.argwhere(~prices.settled & np.less_equal(prices.forward, limit))
             self._exact = int(open_[:, 2].sum()) <= tuning.SETTLED
             for kind, first, length in open_ if self._exact else ():
-                table.problem.clock.check()
+                clock.check()
                 prices.settle(int(kind), int(first), int(length) + 1)
             self._workers = WorkerAssignment(self.fleet, prices)
             self._prices = prices

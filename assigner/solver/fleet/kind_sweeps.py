@@ -20,12 +20,12 @@ import itertools
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from assigner.solver.fleet.assignment import WorkerAssignment
-from assigner.solver.fleet.option_arrays import OptionArrays, known
+from assigner.solver.fleet.option_arrays import known
 from assigner.solver.fleet.path_program import LeastTrips, ServerPrices
 from assigner.solver.fleet.relaxation import KindRelaxation
 from assigner.solver.limits import tuning
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.formats.terms import Objective
+    from assigner.solver.fleet.option_arrays import OptionArrays
     from assigner.solver.fleet.path_program import KindPipeline, KindStage, PathProgram
     from assigner.solver.problem.arrays import Flags, Floats, Ints
     from assigner.solver.problem.interval_prices import IntervalPrices
@@ -50,10 +51,10 @@ class KindSweeps:
 
     def __init__(
         self, table: IntervalPrices, objective: Objective, *,
-        place: Callable[[Sequence[tuple[int, int]], tuple[int, ...]], object], large: bool = False,
+        place: Callable[[Sequence[tuple[int, int]], tuple[int, ...]], object],
     ) -> None:  # fmt: skip
-        self._table, self._objective, self._place, self._large = table, objective, place, large
-        self._many = table.micro_batches
+        self._objective, self._place, self._many = objective, place, table.micro_batches
+        self._large = table.visits > tuning.MOST_VISITS
         self._asked, self._known = math.inf, 0.0
         self._cells: StepCells | None = None
         self._fleet = KindRelaxation(table, server="forward" if objective == "latency" else "both")
@@ -91,9 +92,9 @@ class KindSweeps:
     def _step_cells(self, below: float) -> StepCells:
         """What bounds the step, of plans below a value."""
         limit, sweep = below * (1 + ROUNDING) / self._many, self._fleet.sweep
-        prices = self._prices(limit)
+        prices = self._fleet.prices(limit, 1)
         least, most = zip(*self._bands, strict=True)
-        stages = StepPrices([self._prices(limit, each) for each in least], most)
+        stages = StepPrices([self._fleet.prices(limit, each) for each in least], most)
         hops = np.minimum.reduce([each.seconds for each in sweep.boundaries])
 
         def place(found: KindPipeline) -> None:
@@ -106,7 +107,7 @@ class KindSweeps:
 
     def _least_sum(self, below: float) -> float:
         """As `bound`, of latency."""
-        prices = self._prices(math.inf)
+        prices = self._fleet.prices(math.inf, 1)
         found = self._fleet.sweep.least(self._servers(prices), math.inf, math.inf)
         if found is None:
             return below
@@ -126,7 +127,7 @@ class KindSweeps:
     def _least_limit(self, below: float) -> float:
         """As `bound`, of throughput."""
         low, high, best = self._fleet.work.level, below / self._many, None
-        prices = self._prices(high)
+        prices = self._fleet.prices(high, 1)
         servers = self._servers(prices)
         while high > low * tuning.NEAR_LIMIT and low:
             limit = low * tuning.START_LIMIT if math.isinf(high) else math.sqrt(low * high)
@@ -159,24 +160,19 @@ class KindSweeps:
 
     def _start(self, limit: float, more: float) -> bool:
         """As `start`, of servers of no more than `limit` seconds, and of one a; whether there is a pipeline."""
-        prices, many = self._prices(limit), self._many
+        prices, many = self._fleet.prices(limit, 1), self._many
         servers = self._servers(prices)
         trips = self._fleet.sweep.trips(servers, limit, limit)
         behind = np.maximum(np.arange(sum(self._fleet.counts) + 1) - 1, 0)
         deepest = np.array([most for _, most in self._bands])
         depths = deepest[np.searchsorted(deepest, np.minimum(1 + np.ceil(more * behind), many))]
         each, which = np.unique(depths[trips.workers], return_inverse=True)
-        stages = StepPrices([self._prices(limit, depth) for depth in each.tolist()], each.tolist())
+        stages = StepPrices([self._fleet.prices(limit, depth) for depth in each.tolist()], each.tolist())
         loads = StepLoads(stages, trips, which)
         found = self._fleet.sweep.least(servers, limit, limit, loads=loads)
         if found is not None:
             self._realise(prices, found, depths[len(found.steps) : 0 : -1].tolist())
         return found is not None
-
-    def _prices(self, limit: float, in_flight: int = 1) -> OptionArrays:
-        """Of all intervals whose worker has no more than `limit` seconds to do for a micro-batch."""
-        fleet = self._fleet
-        return OptionArrays(self._table, fleet.kinds, fleet.reach(limit), fleet.links, in_flight)
 
     def _servers(self, prices: OptionArrays) -> ServerPrices:
         """What a sweep adds up, and the seconds of a micro-batch that are held to limits."""
@@ -193,6 +189,29 @@ class KindSweeps:
         if key not in self._handed:
             self._handed.add(key)
             self._place(line, tuple(depths))
+
+
+class _Terms(NamedTuple):
+    """What a step takes of stages at several depths, in seconds, as `StepPrices` has it: L is the largest of its terms.
+
+    Args:
+        own: What the stage adds to the sum: one forward, one backward, the update.
+        flat: L where the whole trip is hidden.
+        once, twice, rounds: What is beside a trip that counts once, at both ends of the stage, or in every round.
+        least: G where it is least.
+    """
+
+    own: Floats
+    flat: Floats
+    once: Floats
+    twice: Floats
+    rounds: Floats
+    least: Floats
+
+    def loads(self, slopes: Floats, trips: Floats) -> tuple[Floats, Floats]:
+        """L, and the largest of its lines that grow by more than the trip does, but where a depth has none."""
+        steep = np.maximum(self.twice + slopes[0] * trips, self.rounds + slopes[1] * trips)
+        return np.maximum(np.maximum(self.flat, self.once + trips), steep), steep
 
 
 class StepPrices:
@@ -250,8 +269,8 @@ class StepPrices:
 
     def within(self, more: float, below: float) -> Floats:
         """Seconds that stages add to the sum at their least, [kind, first, length - 1], if G and L keep to these."""
-        seconds, load, *_, least = self._rows
-        return _least(seconds, (least <= more) & (load <= below))
+        terms = _Terms(*self._rows)
+        return _least(terms.own, (terms.least <= more) & (terms.flat <= below))
 
     def at(
         self, kind: int, first: int, length: int, trips: Floats, chosen: Ints | None = None
@@ -264,10 +283,9 @@ class StepPrices:
         rows, slopes = self._rows[:, :, kind, first, :length, None], self._slopes[:, :, None, None]
         if chosen is not None:
             rows, slopes = rows[..., 0][:, chosen].transpose(0, 2, 1)[:, None], self._slopes[:, None, None, chosen]
-        seconds, load, line, _, _, least = rows
-        steep = _steep(rows, slopes, trips)
-        loads = np.maximum(np.maximum(load, line + trips), steep)
-        return seconds, np.maximum(least, steep - trips - known(seconds)), loads
+        terms = _Terms(*rows)
+        loads, steep = terms.loads(slopes, trips)
+        return terms.own, np.maximum(terms.least, steep - trips - known(terms.own)), loads
 
     def depths(self, steps: Sequence[KindStage], ways: Sequence[float], within: float) -> list[int]:
         """Micro-batches in flight, never more than in front, that keep a pipeline to a step where some do.
@@ -276,24 +294,18 @@ class StepPrices:
         messages between each stage and the one in front of it, both ways, `within` those of the step.
         """
         every = [self._rows[:, :, step.kind, step.first, step.length - 1] for step in steps]
-        least = [float(rows[0].min()) + way for rows, way in zip(every, ways, strict=True)]
+        least = [float(_Terms(*rows).own.min()) + way for rows, way in zip(every, ways, strict=True)]
         front = list(itertools.accumulate(least, initial=0.0))
         trip, number, found = 0.0, 0, list[int]()
         for n in range(len(steps) - 1, -1, -1):
-            rows = every[n][:, number:]
-            steep = _steep(rows, self._slopes[:, number:], np.array(trip))
-            ends = front[n] + ways[n] + np.maximum(np.maximum(rows[1], rows[2] + trip), steep)
+            terms = _Terms(*every[n][:, number:])  # of these depths and deeper ones
+            ends = front[n] + ways[n] + terms.loads(self._slopes[:, number:], np.array(trip))[0]
             late = np.where(ends <= within * (1 + ROUNDING), 0.0, ends)
-            number += int(np.lexsort((rows[0], late))[0])
+            at = int(np.lexsort((terms.own, late))[0])
+            number += at
             found.append(int(self._depths[number]))
-            trip += min(float(every[n][0, number]), _NEVER) + ways[n]
+            trip += min(float(terms.own[at]), _NEVER) + ways[n]
         return found[::-1]
-
-
-def _steep(rows: Floats, slopes: Floats, trips: Floats) -> Floats:
-    """The largest of the lines that grow by more than the trip does, but where a depth has none."""
-    found: Floats = np.maximum(rows[3] + slopes[0] * trips, rows[4] + slopes[1] * trips)
-    return found
 
 
 def _least(seconds: Floats, may: Flags) -> Floats:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from assigner.solver.fleet.option_arrays import HopArrays
+from assigner.solver.fleet.option_arrays import HopArrays, OptionArrays
 from assigner.solver.fleet.path_program import PathProgram, ServerPrices, WorkSplit
 from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import ROUNDING
@@ -65,6 +65,10 @@ class KindRelaxation:
     def links(self) -> HopArrays:
         """The messages."""
         return HopArrays(self.table)
+
+    def prices(self, limit: float, in_flight: int | None = None) -> OptionArrays:
+        """Those of all intervals that limit a worker to `limit` seconds; `in_flight` as of `OptionArrays`."""
+        return OptionArrays(self.table, self.kinds, self.reach(limit), self.links, in_flight)
 
     @cached_property
     def sweep(self) -> PathProgram:

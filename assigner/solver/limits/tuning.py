@@ -125,8 +125,9 @@ COARSE_OPTIONS = 100_000
 """With more stage options than this, there is no dynamic program: the perfect split of all work is the bound."""
 
 SIMULATED_ACTIONS, PLAN_ACTIONS = 600_000, 16
-"""Local search ends after so many simulated actions: counted, not timed, so that the answer is the same every time. To
-make a plan and begin its simulation takes as long as so many actions of each worker."""
+"""Local search ends after so many simulated actions: counted, not timed, so that the answer is the same every time.
+Where workers are taken by kind it has as many more for the depths of all pipelines that are looked at first. To make a
+plan and begin its simulation takes as long as so many actions of each worker."""
 
 SIFTED_AT_ONCE, SIFTED = 64, 16
 """Of large pipelines so many plans that are near the best have their longest ways taken at once, before one is
@@ -173,9 +174,6 @@ DEEPER = (1.0, 1.5, 2.0, 2.5, 1.25, 1.75, 2.25, 3.0)
 
 WIDER_STARTS = 4
 """Where no pipeline is within a limit, and no plan known, it is widened so often for a first one, by START_LIMIT."""
-
-FLEET_ACTIONS = 600_000
-"""So many more where workers are taken by kind, for the depths of all pipelines that are looked at first."""
 
 DEPTH_BANDS = (1.1, 1.34)
 """Ratio of the most micro-batches in flight to the least that count as alike; and where that takes long."""

@@ -340,9 +340,7 @@ class KindSearch:
 
     def __init__(self, candidate: PipelineCandidate) -> None:
         self._candidate, self._state = candidate, candidate.state
-        self._sweeps = KindSweeps(
-            candidate.table, candidate.objective, place=self._place, large=candidate.table.visits > tuning.MOST_VISITS
-        )
+        self._sweeps = KindSweeps(candidate.table, candidate.objective, place=self._place)
         self._placed: list[Priced] = []  # named since local search looked for where to begin
         self._waiting: list[Priced] = []  # named before, and not begun from
 
@@ -379,7 +377,7 @@ class KindSearch:
         """Look for the depths of what was named since, and have local search begin from the best of all."""
         candidate, plans = self._candidate, self._candidate.plans
         if self._placed:
-            plans.actions += tuning.FLEET_ACTIONS
+            plans.actions += tuning.SIMULATED_ACTIONS
             self._placed.sort(key=lambda each: each[0])
             found = [(plans.deepen(each), each) for _, each in self._placed]
             candidate.begin_at, *rest = sorted([candidate.begin_at, *self._waiting, *found], key=lambda each: each[0])
@@ -396,7 +394,7 @@ class KindSearch:
         if candidate.begin_at is not before:
             candidate.begin_at = plans.improve(*candidate.begin_at)
         elif candidate.effort > 1 and candidate.leads:
-            plans.actions += spent * candidate.effort * tuning.FLEET_ACTIONS
+            plans.actions += spent * candidate.effort * tuning.SIMULATED_ACTIONS
             start = before if spent or not self._waiting else self._waiting.pop(0)
             if start[1]:
                 candidate.begin_at = min(candidate.begin_at, plans.improve(*start), key=lambda each: each[0])
