@@ -206,9 +206,13 @@ class PipelineCandidate(CandidateSearch):
         if self.effort > 1 and self._next != "nothing" and not self.decided:
             self.plans.forget()  # more of their warm-up depths may be tried now
             PipelineCandidate.tighten(self)  # however a subclass goes about it
-        if self.decided or self._next != "each":
+        if not self.decided and self._next == "each":
+            self._look_at_each()
+        else:
             self.cut_short |= self._next == "wider"
-            return
+
+    def _look_at_each(self) -> None:
+        """Take every pipeline below the target, and look for its best depths or simulate it."""
         most = tuning.MOST_SEARCHED if self._boxed else tuning.MOST_SIMULATED
         ranked = self._run(tuning.ALL_WIDTH, most=most, dominance=False)
         self.cut_short = not ranked.complete

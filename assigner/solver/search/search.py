@@ -133,6 +133,13 @@ def _pipelines(state: SearchState, schedule: Schedule, count: int) -> Sequence[C
 class Search:
     """One run of `solve`, profile and options resolved (hints.py).
 
+    A candidate is decided while its bound reaches the target (`SearchState.target`). That moves, and with it what is
+    open: down with every better plan, and up where more is to be proven than before:
+
+        run       `SearchState.gap` is what was asked for, or the usual one
+        _close    it is 0 for what is small, and then again as far as that was not reached
+        allows    a slower plan is to be within it, one that is preferred (`SearchState.allowed`)
+
     Attributes:
         listed: Only plans with listed orders are asked for.
         any_order: Those are plans to choose from (orders/search.py).
@@ -321,10 +328,10 @@ class Search:
         state.allowed = value
         state.clock.stop_within(max(1.0, state.clock.elapsed_s))
         try:
-            self._reopen()
+            self._reopen(within=PROVEN)
             for candidate in self._open(lambda each: each.best_value):
                 candidate.tighten()
-            self._reopen()
+            self._reopen(within=PROVEN)
             for candidate in self._open(lambda each: (each.best_value, each.bound)):
                 candidate.prove()
             return all(candidate.bound >= state.target * (1 - PROVEN) for candidate in self.candidates)
@@ -336,10 +343,10 @@ class Search:
         finally:
             state.allowed = 0.0
 
-    def _reopen(self) -> None:
-        """Candidates whose bound does not reach the target that holds now have something left to prove."""
+    def _reopen(self, *, within: float) -> None:
+        """Candidates whose bound misses the target that holds now, by more than this share, have something to prove."""
         for candidate in self.candidates:
-            candidate.decided = candidate.bound >= self.state.target * (1 - PROVEN)
+            candidate.decided = candidate.bound >= self.state.target * (1 - within)
 
     def _go_on(self) -> None:
         """Where counts were used up before the gap was proven and time is left: on, each time with more of them."""
@@ -367,8 +374,7 @@ class Search:
             return
         open_ = [candidate for candidate in self.candidates if not candidate.decided]
         state.gap, state.nodes = 0.0, tuning.CLOSE_NODES
-        for candidate in self.candidates:
-            candidate.decided = candidate.bound >= state.target
+        self._reopen(within=0.0)
         try:
             self._close_each(stated)
             self._close_each([candidate for candidate in self.candidates if candidate.shares])
