@@ -12,6 +12,14 @@ LEAST_STEP_S = 1e-12
 
 StepTime = Annotated[float, Range(LEAST_STEP_S)]
 
+_SUMS = 2e-9
+"""A peak this share above what there is fits: sums of the same bytes, taken in another order, need not be equal."""
+
+
+def has_room(peak_bytes: float, capacity_bytes: float) -> bool:
+    """Whether a worker holds so much; searches, which add up otherwise, go half as far above it."""
+    return peak_bytes <= capacity_bytes * (1 + _SUMS)
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -71,6 +79,11 @@ class WorkerPrediction:
     forward_s: float | None = None
     update_s: float | None = None
     busy_s: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the worker has the memory for the peak."""
+        return has_room(self.peak_bytes, self.capacity_bytes)
 
     @property
     def occupied_s(self) -> float:

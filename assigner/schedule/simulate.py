@@ -246,7 +246,7 @@ def priced(plan: Plan, profile: Profile) -> Plan:
 
 def overfull(prediction: Prediction) -> tuple[WorkerPrediction, ...]:
     """The workers whose predicted peak is above their capacity; empty: the plan fits."""
-    return tuple(worker for worker in prediction.workers if worker.peak_bytes > worker.capacity_bytes)
+    return tuple(worker for worker in prediction.workers if not worker.fits)
 
 
 def check_fit(plan: Plan, profile: Profile, *, whole: bool = True) -> None:

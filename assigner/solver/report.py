@@ -11,7 +11,6 @@ from assigner.errors import AssignerError, InfeasibleError, LimitError
 from assigner.formats.solverreport import UNDIVIDED, Candidate, SolverReport
 from assigner.schedule.objective import objective_value
 from assigner.schedule.simulate import overfull, prediction_of
-from assigner.solver.limits.tuning import ROUNDING
 from assigner.solver.methods.candidate import INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK, Proposal
 from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.problem.answer import Solution
@@ -106,12 +105,10 @@ def _check(plan: Plan, told: float, found: float) -> None:
 def _check_memory(prediction: Prediction) -> None:
     """Raise AssignerError if the plan does not fit: a bug, too."""
     for worker in overfull(prediction):
-        if worker.peak_bytes > worker.capacity_bytes * (1 + ROUNDING):
-            raise AssignerError(
-                f"the plan needs {worker.peak_bytes:.0f} bytes on {worker.worker}, which has"
-                f" {worker.capacity_bytes:.0f}",
-                hint="this is a bug in the solver: please report it with the profile",
-            )
+        raise AssignerError(
+            f"the plan needs {worker.peak_bytes:.0f} bytes on {worker.worker}, which has {worker.capacity_bytes:.0f}",
+            hint="this is a bug in the solver: please report it with the profile",
+        )
 
 
 def _scope(search: Search, options: SolveOptions) -> str:

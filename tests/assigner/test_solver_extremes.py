@@ -7,10 +7,10 @@ from dataclasses import replace
 import pulp
 import pytest
 from brute_force import best_plan
-from builders import make_profile, single, worker_name
+from builders import make_profile, random_chain, single, worker_name
 
 from assigner.formats.profile import LinkPoint
-from assigner.schedule.simulate import predict
+from assigner.schedule.simulate import overfull, predict
 from assigner.solver import SolveOptions, solve
 from assigner.solver.ilp.linear import LARGEST, Backend, LinearModel
 
@@ -108,3 +108,18 @@ def test_a_model_has_no_coefficients_that_the_solver_leaves_out():
     model.add_row({y: 1.0}, pulp.LpConstraintGE, 2.0)
     outcome = Backend("highs", 0).relax(model.problem, time_limit=10.0)
     assert outcome.value == pytest.approx(2 * LARGEST + 2)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_what_fits_to_the_last_byte_fits(schedule, objective):
+    """The best plan stays the best where each of its workers has just what it needs: sums may differ in rounding."""
+    for share in (0.1, 0.07, 0.013):
+        profile = random_chain(7, partitions=4, workers=2)
+        profile = replace(profile, workers=tuple(replace(each, allocator_share=share) for each in profile.workers))
+        best = solve(profile, single(schedule=schedule, objective=objective, gap=0)).plan
+        peak = {each.worker: each.peak_bytes for each in best.predicted.workers}
+        workers = [replace(each, memory_bytes=peak.get(each.name, 0.0)) for each in profile.workers]
+        again = solve(replace(profile, workers=tuple(workers)), single(schedule=schedule, objective=objective, gap=0))
+        assert again.plan.solver.objective_s == best.solver.objective_s
+        assert not overfull(again.plan.predicted)

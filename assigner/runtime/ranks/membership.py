@@ -460,7 +460,7 @@ def check_room(predicted: Mapping[str, WorkerPrediction], told: Sequence[Sequenc
     """
     off = "check_memory=False tries it all the same"
     for each in predicted.values():
-        if each.peak_bytes > each.capacity_bytes:
+        if not each.fits:
             raise InfeasibleError(
                 f"{each.worker}: the plan needs {fmt.size(each.peak_bytes)} at its peak, and the worker has"
                 f" {fmt.size(each.capacity_bytes)} for it",

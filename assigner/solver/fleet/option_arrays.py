@@ -17,7 +17,6 @@ import numpy as np
 
 from assigner.schedule.cost import message_s
 from assigner.solver.fleet.path_program import ServerPrices
-from assigner.solver.limits.tuning import ROUNDING
 from assigner.solver.problem.memory import least_recompute_s
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ class OptionArrays:
         kept = self._in_flight
         fixed = state + kept * read + self._running_max(w) + messages
         again, settled = least_recompute_s(
-            (r, a), self.table.problem.remat_rules, self.table.capacity(group) * (1 + ROUNDING) - fixed, kept,
+            (r, a), self.table.problem.remat_rules, self.table.capacity(group) - fixed, kept,
             sums=self._window, largest=self._running_max,
         )  # fmt: skip
         missing = self._anywhere(nowhere) | ~np.isfinite(again)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.schedule.cost import MessageTime
+from assigner.solver.limits.tuning import ROUNDING
 from assigner.solver.problem.stage_options import StageOption, StageOptions
 
 if TYPE_CHECKING:
@@ -179,8 +180,8 @@ class IntervalPrices:
         return np.stack([found[id(row)] for row in self.rows])
 
     def capacity(self, group: int) -> float:
-        """Bytes for tensors on a worker of the group, its reserve left out."""
-        return self.problem.profile.worker[self.groups[group][0]].tensor_bytes
+        """Bytes for tensors on a worker of the group, its reserve left out, and what sums may be off by."""
+        return self.problem.profile.worker[self.groups[group][0]].tensor_bytes * (1 + ROUNDING)
 
     @cached_property
     def like(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.formats.graph import topological_orders
+from assigner.formats.prediction import has_room
 from assigner.formats.profile import Profile
 from assigner.formats.stage import Replica
 from assigner.schedule.cost import CostModel, PartitionOutput
@@ -303,7 +304,7 @@ class Problem:
     def fits(self, plan: Plan) -> bool:
         """Whether every worker of a plan has the memory that it needs, as the simulator counts it."""
         return all(
-            worker_memory(self.cost, plan, name).total <= self.profile.worker[name].capacity_bytes
+            has_room(worker_memory(self.cost, plan, name).total, self.profile.worker[name].capacity_bytes)
             for name in plan.workers
         )
 

@@ -33,7 +33,7 @@ class SetMemory:
     def __init__(self, problem: Problem, micro_batches: int, *, in_flight: int | None = None) -> None:
         self._problem, self._in_flight = problem, in_flight or micro_batches
         self.table = table = problem.prices(micro_batches)
-        self._capacity = [worker.tensor_bytes for worker in problem.workers]
+        self._capacity = [worker.tensor_bytes * (1 + tuning.ROUNDING) for worker in problem.workers]
         self._values: dict[int, tuple[int, int, int]] = {}
         for maker, value, reader, gradient in table.edges:
             _, readers, graded = self._values.get(value, (maker, 0, 0))
