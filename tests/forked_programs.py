@@ -11,8 +11,7 @@ ranks' interpreter, is `sys.executable` to all programs: `bin/python` there make
 
 Not the same is what a real start would show: flags of the interpreter, what the C library reads of the environment, the
 terminal's foreground, which modules are loaded, how often garbage is looked for, and that modules are taken apart at
-the end. What is about these starts real processes. `profile` measures briefly here: tests look at what a profile has,
-not at how steady its times are.
+the end. What is about these starts real processes. Profiles and traces are measured briefly here (brief/).
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from brief import measure_briefly
 from forked_ranks import RARELY, deserted, end_after, shared_server
 
 if TYPE_CHECKING:
@@ -159,8 +159,6 @@ def begin(words: list[str]) -> None:
     sys.meta_path.insert(0, Again())
     sys.path[0:0] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     what, *rest = words
-    if called(words) == "profile":
-        measure_briefly()
     if what == "assigner":
         sys.argv = [str(Path(sys.executable).with_name("assigner")), *rest]
         sys.exit(importlib.import_module("assigner_cli").main())
@@ -271,17 +269,6 @@ def called(words: Sequence[str]) -> str:
     return next((each for each in own[:3] if each in LAUNCHERS), "")
 
 
-def measure_briefly() -> None:
-    """Make this process's profiles short: few runs of each partition, where a run takes long; one to settle memory."""
-    from assigner.profiler import busy, collectives, computetimes, links, sampling, stagegroups
-
-    sampling.WARM_UP_S, sampling.SAMPLE_S, sampling.LIMIT_S = 0.02, 0.01, 0.05
-    sampling.WARM_UP_RUNS = stagegroups.WARM_UP_RUNS = computetimes._SETTLING_RUNS = 1
-    sampling.MINIMUM_SAMPLES = 3
-    links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.002, 0.05
-    collectives._STREAM_S, collectives._BUDGET_S = 0.02, 0.02
-
-
 class Server:
     """Forks programs until there is nobody left."""
 
@@ -377,6 +364,7 @@ def main(listening: int, folder: Path) -> None:
         for each in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
             if not each.name.endswith(".__main__"):
                 importlib.import_module(each.name)
+    measure_briefly()
     gc.collect()
     gc.freeze()  # programs share these objects with the server: to collect them would copy them all
     Server(socket.socket(fileno=listening), folder).serve()

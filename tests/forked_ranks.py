@@ -310,6 +310,7 @@ def launch(run: Run) -> list[int]:
 def prepare() -> None:
     """Import and capture what runs need, as if they had done it: the random numbers of a rank begin as always."""
     import torch
+    from brief import measure_briefly
     from workloads import captured, diamond, language, skips, towers
 
     torch.set_num_threads(1)
@@ -318,6 +319,7 @@ def prepare() -> None:
     for made in (language(), language(dropout=0.4), skips(), towers(), diamond()):
         captured(made)
     torch.set_rng_state(state)
+    measure_briefly()
     gc.freeze()  # ranks share these objects with the server: to collect them at their end would copy them all
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from single_rank import be_only_rank, measure_briefly
+from brief import measure_briefly
+from single_rank import be_only_rank
 from torch import nn
 
 from assigner.model.workload import Workload
@@ -69,7 +70,7 @@ def contents(model: nn.Module) -> dict[str, Any]:
 def test_a_model_that_is_kept_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The builder hands out one and the same trained model; profiling reads it and writes nothing to it."""
     be_only_rank(monkeypatch)
-    measure_briefly(monkeypatch)
+    measure_briefly(monkeypatch.setattr)
     kept = Model()
     kept(torch.randn(4, WIDTH)).sum().backward()
     kept.first[2].eval()

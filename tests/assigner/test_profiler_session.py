@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from brief import measure_briefly
 from builders import make_profile
-from single_rank import be_only_rank, measure_briefly
+from single_rank import be_only_rank
 from torch import nn
 from torch.distributed import PrefixStore
 
@@ -65,7 +66,7 @@ class Run:
         self.path, self.monkeypatch = folder / "profile.json", monkeypatch
         self.said: list[str] = []
         monkeypatch.setattr(stagegroups, "_IN_TURN", 1)  # each point is kept before the next is begun
-        measure_briefly(monkeypatch)
+        measure_briefly(monkeypatch.setattr)
 
     def __call__(
         self, *, width: int = 8, options: ProfileOptions = OPTIONS,
@@ -277,7 +278,7 @@ def test_the_optimizers_builder_sees_the_whole_model(tmp_path, monkeypatch):
     made = replace(make_workload(), optimizer=by_name)
     SEEN.clear()
     be_only_rank(monkeypatch)
-    measure_briefly(monkeypatch)
+    measure_briefly(monkeypatch.setattr)
     found = profile_workload(made, "made.py:workload", OPTIONS)
     assert found is not None
     assert found.workload.optimizer == "Adam"
@@ -290,7 +291,7 @@ def test_an_optimizer_that_needs_a_closure_is_measured(tmp_path, monkeypatch):
     """LBFGS with its history full: so many directions and steps, each as large as the partition's parameters."""
     made = replace(make_workload(), optimizer=lambda parameters: torch.optim.LBFGS(parameters, history_size=7))
     be_only_rank(monkeypatch)
-    measure_briefly(monkeypatch)
+    measure_briefly(monkeypatch.setattr)
     found = profile_workload(made, "made.py:workload", OPTIONS)
     assert found is not None
     assert found.workload.optimizer == "LBFGS"

@@ -6,7 +6,6 @@ import gc
 import itertools
 import json
 import mmap
-import os
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from brief import measure_briefly, measuring_briefly
 from runs.held import KEPT_BYTES
 from runs.traced import CASES, KEPT
 from workloads import graph_of, language, make_plan, skips
@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 
 RUNS = Path(__file__).resolve().parent.parent / "runs"
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fast this machine is, which a trace says too, is measured briefly."""
+    measure_briefly(monkeypatch.setattr)
 
 
 def planned(name: str) -> tuple[Plan, Program]:
@@ -289,7 +295,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WorkerTrace]:
     made = tmp_path_factory.mktemp("held")
     done = subprocess.run(  # a process from its start: the C library reads the variable there
         [sys.executable, RUNS / "held.py", made], capture_output=True, text=True, timeout=1200, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"},
+        env={**measuring_briefly(), "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return {name: load_trace(made / f"{name}.json").workers[0] for name in ("kept", "again")}

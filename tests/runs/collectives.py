@@ -1,4 +1,4 @@
-"""On three ranks: all-reduces between two of them and among all, with little time for each.
+"""On three ranks: all-reduces between two of them and among all.
 
     torchrun --nproc-per-node 3 tests/runs/collectives.py FOLDER [--leave]
 
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from assigner.profiler import busy, collectives
 from assigner.profiler.collectives import measure_collectives
 from assigner.profiler.host import host_facts
 from assigner.profiler.links import SweepOptions
@@ -32,7 +31,6 @@ TIMEOUT_S = 60.0
 
 
 def main(folder: Path) -> None:
-    busy._ALONE_S, collectives._STREAM_S, collectives._BUDGET_S = 0.002, 0.02, 0.02
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     rank, cpu = dist.get_rank(), torch.device("cpu")

@@ -1,4 +1,4 @@
-"""On two ranks: the links between them, with little time for each.
+"""On two ranks: the links between them.
 
     torchrun --nproc-per-node 2 tests/runs/links.py FILE [--ordered]
 
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from assigner.profiler import busy, contention, links
 from assigner.profiler.host import host_facts
 from assigner.profiler.links import SweepOptions, measure_links
 from assigner.runtime.messages import carriers, nccl
@@ -31,8 +30,6 @@ TIMEOUT_S = 60.0
 
 
 def main(path: Path) -> None:
-    links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.002, 0.05
-    contention._LARGEST_BYTES = 1 << 20
     if sys.argv[2:] == ["--ordered"]:
         nccl.GROUP_BACKEND = "gloo"
         nccl.direct_ranks = lambda *_: frozenset(range(2))

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from assigner import Pipeline
 from assigner.errors import UsageError
 from assigner.machine.launchedrank import launched
-from assigner.profiler import busy, contention, links
 from assigner.profiler.host import host_facts
 from assigner.profiler.links import SweepOptions, measure_links
 from assigner.runtime.messages import mpi
@@ -119,8 +118,6 @@ def moves_by_itself() -> bool:
 
 def measured_links() -> list[str]:
     """What carries the links that this rank has measured."""
-    links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.002, 0.05
-    contention._LARGEST_BYTES = 1 << 20
     found: list[Link] = []
     options = SweepOptions(largest=100_000, typical=20_000, timeout_s=WAIT_S, backend="mpi", force_busy=True)
     measure_links(

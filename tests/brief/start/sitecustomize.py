@@ -1,10 +1,12 @@
-"""For real processes, where this folder is on PYTHONPATH: `assigner profile` measures briefly, memory as ever."""
+"""For real processes, where this folder is on PYTHONPATH: profiles and traces are measured briefly, memory as ever."""
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import runpy
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,30 +14,24 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-SECONDS = {
-    "assigner.profiler.sampling": {"WARM_UP_S": 0.02, "SAMPLE_S": 0.01, "LIMIT_S": 0.05},
-    "assigner.profiler.links": {"_BUDGET_S": 0.02},
-    "assigner.profiler.busy": {"_ALONE_S": 0.002, "_STREAM_S": 0.05},
-    "assigner.profiler.collectives": {"_STREAM_S": 0.02, "_BUDGET_S": 0.02},
-}
-"""By module: how long it measures, at most; each of them must have such a name."""
+LIMITS = runpy.run_path(str(Path(__file__).resolve().parent.parent / "__init__.py"))["LIMITS"]
 
 
 class Loader(importlib.machinery.SourceFileLoader):
-    """Loads a module, and changes its seconds."""
+    """Loads a module, and changes its limits."""
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        for name, seconds in SECONDS[module.__name__].items():
-            assert isinstance(getattr(module, name), float)
-            setattr(module, name, seconds)
+        for name, limit in LIMITS[module.__name__].items():
+            assert hasattr(module, name)
+            setattr(module, name, limit)
 
 
 class Finder(importlib.abc.MetaPathFinder):
     """Of these modules alone."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, _: ModuleType | None = None) -> ModuleSpec | None:
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path) if fullname in SECONDS else None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path) if fullname in LIMITS else None
         if spec is not None and spec.origin is not None:
             spec.loader = Loader(fullname, spec.origin)
         return spec
