@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from brief import measure_briefly
-from forked_ranks import RARELY, deserted, end_after, shared_server
+from forked_ranks import ERRORS, RARELY, SOCKET, deserted, end_after, is_up, shared_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,7 +68,7 @@ while words[:1] == ["-u"]:
 if not words or (words[0].startswith("-") and words[0] not in ("-c", "-m")):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 server = socket.socket(socket.AF_UNIX)
-server.connect({address!r})
+server.connect("/proc/self/fd/%d/{socket}" % os.open({shared!r}, os.O_RDONLY))
 asked = json.dumps(dict(words=words, folder=os.getcwd(), variables=dict(os.environ))).encode()
 socket.send_fds(server, [b"%16d" % len(asked)], [0, 1, 2])
 passed_on = [signal.Signals["SIG" + each] for each in ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2")]
@@ -77,7 +77,10 @@ server.sendall(asked)
 for each in passed_on:
     signal.signal(each, lambda number, _: server.send(bytes([number])))
 signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
-code = int(server.recv(16) or 1)
+code = server.recv(16)
+if not code:
+    sys.exit("the server of programs has ended: " + open({shared!r} + "/{errors}").read()[-4000:])
+code = int(code)
 if code < 0:
     if code != -9: signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
@@ -89,10 +92,11 @@ sys.exit(code)
 def forked_programs(shared: Path, folder: Path) -> Iterator[Path]:
     """A folder with `python` and `assigner`, for as long as they are wanted; `shared`: the server's own."""
     variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    with shared_server(shared, __file__, variables) as address:
+    with shared_server(shared, __file__, variables):
+        words = {"python": sys.executable, "shared": str(shared), "socket": SOCKET, "errors": ERRORS}
         for name, first in (("python", ""), ("assigner", "assigner")):
             stub = folder / name
-            stub.write_text(STUB.format(python=sys.executable, first=first, address=address))
+            stub.write_text(STUB.format(first=first, **words))
             stub.chmod(0o755)
         yield folder
 
@@ -367,6 +371,7 @@ def main(listening: int, folder: Path) -> None:
     measure_briefly()
     gc.collect()
     gc.freeze()  # programs share these objects with the server: to collect them would copy them all
+    is_up()
     Server(socket.socket(fileno=listening), folder).serve()
 
 

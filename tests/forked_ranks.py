@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).resolve().parent
 PORT_BYTES = 8
+SOCKET, ERRORS = "socket", "errors"  # in a server's folder
+UP = b"up"
 ANSWER_S = 300.0  # beyond a run's own time: the server's start, and the run's end
 RARELY = 10_000, 20, 20
 """New objects, and younger collections, before garbage is looked for in each of Python's three generations: less often
@@ -87,39 +89,70 @@ def cases_of(request: pytest.FixtureRequest, name: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def shared_server(folder: Path, script: str, environment: dict[str, str]) -> Iterator[str]:
-    """The socket of a server that all processes of a run of the tests have: the first one starts it.
+def shared_server(folder: Path, script: str, environment: dict[str, str]) -> Iterator[None]:
+    """A server that all processes of a run of the tests have: the first one starts it; it is `reached` by its folder.
 
-    Each holds an end of the pipe that is the server's standard input, and it ends when nobody does.
+    Each holds an end of the pipe that is the server's standard input, and it ends when nobody does. What it says on
+    stderr is kept in its folder, for whom it leaves without an answer.
 
     Args:
         folder: The same one for all of them.
-        script: Called with the socket's number and the folder; it goes on in the background.
+        script: Called with the socket's number and the folder; it goes on in the background, and says when it `is_up`.
         environment: Of the server.
+
+    Raises:
+        AssertionError: it has ended before it was up; with what it said.
     """
     folder.mkdir(exist_ok=True)
-    pipe, address = folder / "users", folder / "socket"
+    pipe = folder / "users"
     with locked(folder):
         try:
             mine = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         except OSError:  # nobody reads it, or it is not there
-            for each in (pipe, address):
+            for each in (pipe, folder / SOCKET):
                 each.unlink(missing_ok=True)
             os.mkfifo(pipe)
             read = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
             mine = os.open(pipe, os.O_WRONLY)
-            with socket.socket(socket.AF_UNIX) as listening:
-                listening.bind(str(address))
+            with socket.socket(socket.AF_UNIX) as listening, (folder / ERRORS).open("w") as errors:
+                with reached(folder) as address:
+                    listening.bind(address)
                 listening.listen(64)
-                subprocess.run(
-                    [sys.executable, script, str(listening.fileno()), folder], stdin=read, stdout=subprocess.DEVNULL,
-                    pass_fds=[listening.fileno()], env=environment, check=True,
+                begun = subprocess.run(  # to the end of what is said on stdout: all of its processes have closed it
+                    [sys.executable, script, str(listening.fileno()), folder], stdin=read, stdout=subprocess.PIPE,
+                    stderr=errors, pass_fds=[listening.fileno()], env=environment, check=False,
                 )  # fmt: skip
             os.close(read)
+            if begun.stdout != UP:
+                os.close(mine)
+                raise AssertionError(f"{Path(script).name} ended before it was up: {said_by(folder)}") from None
     try:
-        yield str(address)
+        yield
     finally:
         os.close(mine)
+
+
+def is_up() -> None:
+    """Tell who started this server that it answers from now on."""
+    os.write(1, UP)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+
+
+@contextlib.contextmanager
+def reached(folder: Path) -> Iterator[str]:
+    """The address of a server's socket, however long the name of its folder is: an address has 107 bytes."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{number}/{SOCKET}"
+    finally:
+        os.close(number)
+
+
+def said_by(folder: Path) -> str:
+    """The end of what a server has said on stderr."""
+    return (folder / ERRORS).read_text(encoding="utf-8", errors="replace")[-4000:] or "it said nothing"
 
 
 @contextlib.contextmanager
@@ -144,8 +177,8 @@ def deserted(folder: Path) -> bool:
 class ForkedRanks:
     """A connection to the server; runs come one after another."""
 
-    def __init__(self, folder: Path, server: socket.socket) -> None:
-        self._folder, self._runs = folder, 0
+    def __init__(self, folder: Path, shared: Path, server: socket.socket) -> None:
+        self._folder, self._shared, self._runs = folder, shared, 0
         self._server, self._answers = server, server.makefile()
 
     def found(self, script: str, folder: Path, *words: str, ranks: int, before: str = "") -> list[Any]:
@@ -197,7 +230,7 @@ class ForkedRanks:
         self._server.settimeout(run.timeout_s + ANSWER_S)
         self._server.sendall(json.dumps(asdict(run)).encode() + b"\n")
         answer = self._answers.readline()
-        assert answer, "the server of ranks has ended"
+        assert answer, f"the server of ranks has ended: {said_by(self._shared)}"
         codes: list[int] = json.loads(answer)
         return codes
 
@@ -212,11 +245,12 @@ def forked_ranks(shared: Path, folder: Path) -> Iterator[ForkedRanks]:
     """
     environment = {name: each for name, each in os.environ.items() if name not in torchruns(0, 1, 0)}
     with (
-        shared_server(shared, __file__, {**environment, "OMP_NUM_THREADS": "1"}) as address,
+        shared_server(shared, __file__, {**environment, "OMP_NUM_THREADS": "1"}),
         socket.socket(socket.AF_UNIX) as server,
     ):
-        server.connect(address)
-        made = ForkedRanks(folder, server)
+        with reached(shared) as address:
+            server.connect(address)
+        made = ForkedRanks(folder, shared, server)
         with made._answers:
             yield made
 
@@ -326,6 +360,7 @@ def prepare() -> None:
 def serve(listening: socket.socket, folder: Path) -> None:
     """Fork a process for each connection, until there is nobody left."""
     prepare()
+    is_up()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those processes
     with selectors.DefaultSelector() as ready:
         for each in (listening, 0):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from forked_ranks import shared_server
+from forked_ranks import reached, shared_server
 
 import assigner
 
@@ -93,9 +94,10 @@ from pathlib import Path
 if os.fork():
     os._exit(0)
 sys.path.append({tests!r})
-from forked_ranks import deserted
+from forked_ranks import deserted, is_up
 folder = Path(sys.argv[2])
 (folder / f"began {{os.getpid()}}").touch()
+is_up()
 while select.select([0], [], []) and not deserted(folder):
     pass
 (folder / f"ended {{os.getpid()}}").touch()
@@ -103,23 +105,41 @@ while select.select([0], [], []) and not deserted(folder):
 
 
 def test_a_server_is_there_as_long_as_somebody_wants_it(tmp_path: Path) -> None:
-    """The first one starts it, the second finds it; it ends behind the last one, and is then started anew."""
-    script = tmp_path / "server.py"
+    """The first one starts it, the second finds it; it ends behind the last one, and is then started anew.
+
+    However long the name of the folder is that it has.
+    """
+    script, folder = tmp_path / "server.py", tmp_path / ("long" * 30)
     script.write_text(SERVER.format(tests=str(Path(__file__).parent)))
 
     def seen(began: int, ended: int) -> bool:
         until = time.monotonic() + 600
-        while (len([*tmp_path.glob("began *")]), len([*tmp_path.glob("ended *")])) != (began, ended):
+        while (len([*folder.glob("began *")]), len([*folder.glob("ended *")])) != (began, ended):
             assert time.monotonic() < until
             time.sleep(0.01)
         return True
 
     for n in range(2):
-        first, second = (shared_server(tmp_path, str(script), dict(os.environ)) for _ in range(2))
-        assert first.__enter__() == second.__enter__()
+        first, second = (shared_server(folder, str(script), dict(os.environ)) for _ in range(2))
+        first.__enter__()
+        second.__enter__()
+        with socket.socket(socket.AF_UNIX) as one, reached(folder) as address:
+            one.connect(address)
         assert seen(n + 1, n)
         first.__exit__(None, None, None)
-        with shared_server(tmp_path, str(script), dict(os.environ)):
+        with shared_server(folder, str(script), dict(os.environ)):
             assert seen(n + 1, n)
         second.__exit__(None, None, None)
         assert seen(n + 1, n + 1)
+
+
+def test_a_server_that_ends_at_its_start_is_told_with_its_words(tmp_path: Path) -> None:
+    """Whoever wants it fails, not what comes to ask it later; the next one starts it anew."""
+    script = tmp_path / "server.py"
+    script.write_text("import os\nif os.fork():\n    os._exit(0)\nraise LookupError('what is this?')\n")
+    for _ in range(2):
+        with (
+            pytest.raises(AssertionError, match=r"(?s)server.py ended before it was up: .*LookupError: what is this\?"),
+            shared_server(tmp_path, str(script), dict(os.environ)),
+        ):
+            pass
