@@ -23,6 +23,7 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from enum import Enum
 from operator import is_
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
@@ -277,6 +278,14 @@ def _values(given: torch.Tensor) -> int:
     return given.numel() // given.shape[1] if given.dim() > 1 else 0
 
 
+class _During(Enum):
+    """What a module's call comes in."""
+
+    NO_STEP = "also an evaluation: it does what torch's does"
+    STEP = "outside of its partition's forwards, as by a checkpoint in a backward"
+    FORWARD = "of its partition, or what a checkpoint runs again in a backward"
+
+
 class DeferredNorm:
     """One BatchNorm module, whose forwards go to twins while it trains: one for its first call in a forward, ...
 
@@ -293,7 +302,7 @@ class DeferredNorm:
         self.calls: list[_NormCall] = []
         self._made: dict[int, int] = {}  # how many calls each micro-batch has made
         self.micro_batch = self.called = 0
-        self.recording = self.under_way = False
+        self._during = _During.NO_STEP
         self._held: list[torch.Tensor | None] = []  # its running statistics, as the forward has found them
         self._tried: int | None = None  # the micro-batch of a step whose forward was compared
         self._error: Exception | None = None  # what a call of this forward has raised, and the model may have caught
@@ -311,15 +320,15 @@ class DeferredNorm:
 
     def begin(self, micro_batch: int) -> None:
         """A forward of this micro-batch comes next; `commit` or `forget` ends the step."""
-        self.micro_batch, self.called, self.recording, self.under_way = micro_batch, 0, True, True
-        self._error = None
-        self._held = self._statistics()
+        self.micro_batch, self.called, self._during = micro_batch, 0, _During.FORWARD
+        self._error, self._held = None, self._statistics()
         for call in self.calls:
             call.begin(micro_batch)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward. What it raises is kept until the partition's has come to its end."""
-        if not (self.module.training and self.recording and self.module.track_running_stats):
+        counts = self.module.training and self.module.track_running_stats
+        if not counts or self._during is _During.NO_STEP:
             self._check_evaluated()
             return type(self.module).forward(self.module, *args, **kwargs)
         try:
@@ -332,11 +341,11 @@ class DeferredNorm:
             raise
 
     def _counted(self, args: Any, kwargs: Any) -> Any:
-        if not self.under_way and (micro_batch := self._partition.backward_of) is not None:
+        if self._during is _During.STEP and (micro_batch := self._partition.backward_of) is not None:
             self.begin(micro_batch)  # of a checkpoint in that backward, which calls once more, and counts as in torch
             self.called = self._made.get(micro_batch, 0)
             self._partition.begun.append(self)
-        if not self.under_way and len(self.calls[0].seen) > 1:
+        if self._during is _During.STEP and len(self.calls[0].seen) > 1:
             raise UsageError(
                 "a BatchNorm runs again in a backward in two parts (torch.utils.checkpoint): which micro-batch's"
                 " statistics these are is not known then",
@@ -365,7 +374,7 @@ class DeferredNorm:
 
     def _check_evaluated(self) -> None:
         """A forward that has trained the module does not evaluate it behind that: the running values have not moved."""
-        if self.recording and self.under_way and self.called and not self.module.training:
+        if self._during is _During.FORWARD and self.called and not self.module.training:
             self._error = UsageError(
                 f"{self.name} is called in eval mode behind a call in training mode of the same forward: its running"
                 " statistics are the whole batch's, and move at the step's end",
@@ -469,7 +478,7 @@ class DeferredNorm:
                 " are the whole batch's, and whether that call counts is not known",
                 hint=_MICRO_BATCH,
             ) from error
-        self.under_way, self._made[self.micro_batch] = False, self.called
+        self._during, self._made[self.micro_batch] = _During.STEP, self.called
         return not self.called or all(map(is_, self._statistics(), self._held))
 
     def _statistics(self) -> list[torch.Tensor | None]:
@@ -501,8 +510,8 @@ class DeferredNorm:
         A forward of the user's own that has raised has left figures, too, which nobody has counted.
         """
         found = (figures for call in self.calls for figures in call.seen.values())
-        used = [figures for figures in found if self.recording or figures.count]
-        self.recording, self._tried, self._made, self._error = False, None, {}, None
+        used = [figures for figures in found if figures.count or self._during is not _During.NO_STEP]
+        self._during, self._tried, self._made, self._error = _During.NO_STEP, None, {}, None
         for call in self.calls:
             call.turn = None
         for figures in used:
