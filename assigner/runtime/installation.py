@@ -17,7 +17,6 @@ from assigner.runtime.batch.variants import Variants
 from assigner.runtime.forward.nodes import count_retained
 from assigner.runtime.forward.state import PartitionState, WrittenTensors
 from assigner.runtime.passes import BatchPasses
-from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 from assigner.runtime.ranks.process import settle_vector_maths
 from assigner.runtime.recording.memory import settle_heap
 from assigner.runtime.stages.gathering import Gathering
@@ -186,17 +185,7 @@ class Installation:
             self.gathering.run(self.executor.recorder, gradients=optimizer.changes_gradients)
         self.gradients.note_applied()
         if good:
-            self.tell_settings(optimizer)
-
-    def tell_settings(self, optimizer: RankOptimizer) -> None:
-        """Give ranks that update nothing of a group what a step of others has noted in it."""
-        for first, groups in optimizer.tellers(self.updating).items() if optimizer.notes_settings else ():
-            self.member.at = "the exchange of what the optimizer notes in its groups"
-            is_mine = self.member.rank == first
-            packed = PackedValue.of(optimizer.told_settings(groups), "param_groups") if is_mine else None
-            told = broadcast(self.member, first, packed)
-            if not is_mine:
-                optimizer.take_settings(groups, told)
+            optimizer.share_settings(self.member, self.updating)
 
     def ran_as_planned(self, micro_batches: Sequence[MicroBatch]) -> bool:
         """The last step, of these micro-batches, was the plan's own: of its rows, micro-batches and graph."""

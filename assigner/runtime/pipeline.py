@@ -534,7 +534,7 @@ class Pipeline(ModelState):
                 else:
                     while self._member.number_from(holder, 0.0):
                         evaluated()
-            self._installed.tell_settings(self._rank_optimizer)
+            self._rank_optimizer.share_settings(self._member, self._installed.updating)
             self._waiting, self._updated = False, True
             self._clock.note_update()
             self.steps += 1

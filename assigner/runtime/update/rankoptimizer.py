@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from assigner.errors import UsageError
+from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 from assigner.runtime.update.building import StandInParameters, Verdict, built_optimizer
 from assigner.runtime.update.namedstate import OwnState
 from assigner.runtime.update.optimizermemory import MEMBERS, OptimizerMemory, equal, is_told, outside_of
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from assigner.model.workload import Workload
+    from assigner.runtime.ranks.membership import Membership
 
 
 _SAME_FIGURE = 1e-6  # by rounding they differ less, from one machine to another
@@ -343,7 +345,23 @@ class RankOptimizer:
         self.notes_settings = any(each & 1 for each in found)
         self.changes_gradients = any(each & 2 for each in found)
 
-    def tellers(self, updating: Mapping[int, Collection[str]]) -> dict[int, list[int]]:
+    def share_settings(self, member: Membership, updating: Mapping[int, Collection[str]]) -> None:
+        """Give ranks that update nothing of a group what a step of others has noted in it: a rate that it learns, ...
+
+        `updating`: what ranks update of what is trained, in the plan's order. Every rank calls this.
+        """
+        for first, groups in self._tellers(updating).items() if self.notes_settings else ():
+            member.at = "the exchange of what the optimizer notes in its groups"
+            packed = None
+            if member.rank == first:
+                kept = (self.param_groups[n].items() for n in groups)
+                told = [{key: value for key, value in each if key not in MEMBERS and is_told(value)} for each in kept]
+                packed = PackedValue.of(told, "param_groups")
+            told = broadcast(member, first, packed)
+            if member.rank != first:
+                self._take_settings(groups, told)
+
+    def _tellers(self, updating: Mapping[int, Collection[str]]) -> dict[int, list[int]]:
         """Which ranks tell the others of which groups: of each that not all of them train, the first that does."""
         found = defaultdict[int, list[int]](list)
         for n, names in enumerate(self.groups.names if updating and self.ranks > 1 else ()):
@@ -352,14 +370,7 @@ class RankOptimizer:
                 found[next(iter(ranks or updating))].append(n)
         return found
 
-    def told_settings(self, groups: Iterable[int]) -> list[dict[str, Any]]:
-        """What groups have beside parameters, for ranks that update nothing of them: a rate that it learns, a count."""
-        return [
-            {key: value for key, value in self.param_groups[n].items() if key not in MEMBERS and is_told(value)}
-            for n in groups
-        ]
-
-    def take_settings(self, groups: Iterable[int], told: Sequence[Mapping[str, Any]]) -> None:
+    def _take_settings(self, groups: Iterable[int], told: Sequence[Mapping[str, Any]]) -> None:
         """Have the settings that another rank has told, of groups of which this one updates nothing."""
         names = self.groups.names
         for n, settings in zip(groups, told, strict=True):
