@@ -74,9 +74,10 @@ class RelocatedState:
     def of(cls, partition: str, share: LocalPartitions) -> RelocatedState:
         """What goes with a partition, on the rank that holds it."""
         state = {name: tensor.detach() for name, tensor in share.held_by(partition).items()}
-        found = {name: each.grad for name, each in share.parameters_of(partition).items()}
-        gradients = {name: each for name, each in found.items() if each is not None}
-        return cls(state, share.attributes(partition), share.frozen_of(partition), gradients)
+        parameters = share.parameters_of(partition)
+        frozen = [name for name, each in parameters.items() if not each.requires_grad]
+        gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
+        return cls(state, share.attributes(partition), frozen, gradients)
 
     def packed(self) -> PackedValue:
         """For another rank; its attributes can go there (`LocalPartitions.check_leaving`)."""

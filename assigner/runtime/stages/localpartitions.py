@@ -173,10 +173,6 @@ class LocalPartitions:
                 hint="take it back before the move, and do it again behind it; or do it in Workload.model",
             )
 
-    def frozen_of(self, partition: str) -> list[str]:
-        """The names of a partition's parameters that want no gradient now."""
-        return [name for name, parameter in self._parameters[partition].items() if not parameter.requires_grad]
-
     def freeze(self, partition: str, names: Collection[str]) -> None:
         """Have these of a partition's parameters want no gradient, and the others want one."""
         for name, parameter in self._parameters[partition].items():

@@ -57,7 +57,7 @@ _BACKWARDS = {
 }
 
 
-class _Place(NamedTuple):
+class _At(NamedTuple):
     """What a worker is doing, in words when somebody asks: the runner knows which partition is being run."""
 
     what: str
@@ -361,7 +361,7 @@ class Executor:
         step = self.step
         is_cut = place.micro_batch > 0 or len(step.micro_batches) > 1
         is_single_row = is_cut and step.micro_batches[micro_batch].rows == 1
-        self.member.at = _Place("forward", island.runner, place.micro_batch, is_single_row)
+        self.member.at = _At("forward", island.runner, place.micro_batch, is_single_row)
         reads, sizes = self._inputs(island, micro_batch)
         if self.training is None:  # no backward says when a value has had its last reader
             step.read((value, micro_batch) for value in island.reads if value.partition)
@@ -425,7 +425,7 @@ class Executor:
         """A backward through an island, or a part of one's."""
         micro_batch, place = action.micro_batch, self._place(action.micro_batch)
         runner, step = island.runner, self.step
-        self.member.at = _Place(_BACKWARDS[action.kind], runner, place.micro_batch)
+        self.member.at = _At(_BACKWARDS[action.kind], runner, place.micro_batch)
         ends = self.graph.last.name in island.names
         held = self.loss.held(place.micro_batch) if ends else ()  # by its place in the batch
         with as_they_were(held) if held else NOTHING:
