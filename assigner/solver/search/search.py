@@ -90,16 +90,15 @@ def _step_candidates(state: SearchState, counts: Sequence[int]) -> list[Candidat
 
 
 def _gpipe(state: SearchState, count: int) -> Sequence[CandidateSearch]:
-    """One along each order, that of a chain; else one for all convex stages.
+    """One along each order, of a chain the only one; else one for all convex stages.
 
     Those are looked at where the graph is branched, so that the bound of intervals would hold for the orders looked at
     alone, and where it is so small that exhaustive search ends at once.
     """
-    if state.problem.exact:
-        return [GPipeCandidate(state, count)]
-    convex = FreeCandidate(state, "gpipe", count)
-    if convex.certain or state.problem.branched:
-        return [convex]
+    if not state.problem.exact:
+        convex = FreeCandidate(state, "gpipe", count)
+        if convex.certain or state.problem.branched:
+            return [convex]
     return [GPipeCandidate(state, count, problem) for problem in state.problem.ordered]
 
 
