@@ -122,7 +122,11 @@ def _scope(search: Search, options: SolveOptions) -> str:
     gains = any(
         [*(each.optimizer_bytes for each in profile.partitions), *(each.update_s for each in profile.measurements)]
     )
-    shared = f", up to {fmt.plural(most, 'worker')} a stage,{f' {UNDIVIDED},' if most > 1 and gains else ''}"
+    shared = (
+        f", up to {most} workers a stage,{f' {UNDIVIDED},' if gains else ''}"
+        if most > 1
+        else " and one worker a stage,"
+    )
     under = " or ".join(sorted(kinds))
     return f"{_that_keep_hints(search, options)} with {stages} a worker{shared} under {under} with {_counts(search)}"
 
