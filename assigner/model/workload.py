@@ -292,7 +292,8 @@ def load_workload(entry: str, **settings: Any) -> Workload:
     with user_code(entry):
         made = function(**arguments)
     if not isinstance(made, Workload):
-        raise UsageError(f"{entry} gave {type(made).__name__}", hint="it must return an assigner.Workload")
+        write = f"; assigner init '{entry}' writes a file with one" if isinstance(made, nn.Module) else ""
+        raise UsageError(f"{entry} gave {type(made).__name__}", hint=f"it must return an assigner.Workload{write}")
     return replace(made, settings=known)
 
 
@@ -325,9 +326,8 @@ def _called(entry: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The function that an entry names, and the arguments that it gives it."""
     path_text, separator, call = entry.rpartition(".py:")
     if not separator:
-        raise UsageError(
-            f"{entry!r} names no workload", hint="write FILE.py:FUNCTION, for example examples/gpt.py:workload"
-        )
+        example = f"{entry if entry.endswith('.py') else 'model.py'}:workload"
+        raise UsageError(f"{entry!r} names no workload", hint=f"write FILE.py:FUNCTION, for example {example}")
     path = Path(path_text + ".py")
     if not is_regular(path):
         raise UsageError(f"{path}: no such file", hint="the path of an entry is relative to the current folder")

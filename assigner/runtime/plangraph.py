@@ -107,13 +107,23 @@ def _found(workload: Workload, plan: Plan) -> PartitionGraph:
             raise  # names, inputs and settings are the plan's: nothing says that the model is another one
         detail = error.message if found or not workload.marks else _difference(plan, partition_graph(workload))
     _check_inputs(workload, plan)
-    raise FormatError(
-        f"the plan is for workload {plan.workload.name!r}, and this model is another one: {detail}"
-        f"{_changed(workload, plan)}",
-        hint="profile this workload and solve again; if that does not help, each process has a graph of its own, by"
-        " the order of a set (sorted(...) is the same; or set one PYTHONHASHSEED for profile and run), or by a builder"
-        " that draws from a generator which nobody seeds",
+    again = (
+        "profile this workload and solve again; if that does not help, each process has a graph of its own, by the"
+        " order of a set (sorted(...) is the same; or set one PYTHONHASHSEED for profile and run), or by a builder that"
+        " draws from a generator which nobody seeds"
     )
+    is_other = _is_other(workload, plan)
+    named = f" of {workload.name!r}" if is_other else ""
+    raise FormatError(
+        f"the plan is for workload {plan.workload.name!r}, and this model{named} is another one: {detail}"
+        f"{_changed(workload, plan)}",
+        hint="give a plan that was solved for it" if is_other else again,
+    )
+
+
+def _is_other(workload: Workload, plan: Plan) -> bool:
+    """Whether the workload has a name, and the plan is of another one."""
+    return workload.name not in ("", plan.workload.name)
 
 
 def _changed(workload: Workload, plan: Plan) -> str:
@@ -257,13 +267,12 @@ def _check_inputs(workload: Workload, plan: Plan) -> None:
     now = input_key(structure, leaves).noted
     if not plan.workload.inputs or now == plan.workload.inputs:
         return
-    is_other = workload.name not in ("", plan.workload.name)
-    this = f", and this workload is {workload.name!r}" if is_other else ""
+    this = f", and this workload is {workload.name!r}" if _is_other(workload, plan) else ""
     raise FormatError(
         f"the plan is for workload {plan.workload.name!r}{this} with other inputs: for {EXAMPLE_ROWS} rows the plan's"
         f" batches had ({plan.workload.inputs}), and Workload.batch gives ({now}){_changed(workload, plan)}",
         hint="give a plan that was solved for it"
-        if is_other
+        if _is_other(workload, plan)
         else "give Workload.batch's inputs the types and shapes that were profiled; or profile and solve again",
     )
 

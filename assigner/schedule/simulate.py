@@ -273,7 +273,10 @@ def check_fit(plan: Plan, profile: Profile, *, whole: bool = True) -> None:
     missing = set(profile.partition) - set(plan.partitions)
     if missing and whole:
         among = " among them" if len(missing) > 1 else ""
-        raise FormatError(f"the plan places {fmt.plural(len(missing), 'partition')} nowhere: {min(missing)!r}{among}")
+        raise FormatError(
+            f"the plan places {fmt.plural(len(missing), 'partition')} nowhere: {min(missing)!r}{among}",
+            hint="assigner solve PROFILE --complete PLAN -o NEW places what is missing, and leaves the others",
+        )
 
 
 def check_step(plan: Plan, profile: Profile) -> None:

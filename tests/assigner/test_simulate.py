@@ -266,7 +266,7 @@ def test_too_little_memory_is_told() -> None:
     ("stages", "message"),
     [
         ([(0, ["p1"]), (1, ["p0"])], "runs later"),
-        ([(0, ["p0"])], "places 1 partition nowhere: 'p1'"),
+        ([(0, ["p0"])], r"places 1 partition nowhere: 'p1'\nhint: .* --complete"),
         ([(0, ["p0"]), (7, ["p1"])], "worker:7/cpu"),
         ([(0, ["p0"]), (1, ["p9"])], "p9"),
     ],

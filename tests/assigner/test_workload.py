@@ -22,6 +22,9 @@ def workload(width=WIDTH, name="x"):
     return Workload(lambda: nn.Sequential(nn.Linear(width, 1)), lambda n, g: (torch.rand(n, width, generator=g),) * 2,
                     nn.functional.mse_loss, torch.optim.SGD, 4, name=name)
 
+def module():
+    return nn.Linear(1, 1)
+
 def number():
     return 3
 """
@@ -59,6 +62,9 @@ def test_a_setting_that_makes_another_model(file):
     plan = make_plan(load_workload(entry))
     plan = replace(plan, workload=replace(plan.workload, entry=entry))
     Pipeline(load_workload(entry, name="mine"), plan).close()
+    with pytest.raises(FormatError, match=r"workload 'five', and this model of 'mine' is another") as caught:
+        Pipeline(load_workload(entry, name="mine", width=5), plan)
+    assert caught.value.hint == "give a plan that was solved for it"
     with pytest.raises(FormatError, match=r"another one: .*; it was made with width=5 in place of 3\n") as caught:
         Pipeline(load_workload(entry, width=5), plan)
     assert "PYTHONHASHSEED" in str(caught.value.hint), "a set's order makes another graph in each process"
@@ -67,10 +73,12 @@ def test_a_setting_that_makes_another_model(file):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("made:workload", "names no workload"),
+        ("made:workload", r"names no workload\nhint: .*model.py:workload"),
+        ("made.py", r"names no workload\nhint: .*made.py:workload"),
         ("nowhere.py:workload", "no such file"),
         ("{file}:absent", "has no function 'absent'"),
-        ("{file}:number", "gave int"),
+        ("{file}:number", "gave int\nhint: it must return an assigner.Workload$"),
+        ("{file}:module", "gave Linear\nhint: .*; assigner init '.*:module' writes a file with one$"),
         ("{file}:workload(open('x'))", "is no function"),
         ("{file}:workload(width=open('x'))", "cannot be read"),
         ("{file}:workload(", "cannot be read"),
