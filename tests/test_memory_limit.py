@@ -70,6 +70,7 @@ def plan_of(profile: Profile, share: float) -> Plan:
     return plan(1 + round((share * worker.capacity_bytes - one) / (two - one)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.97, 0.8])
 def test_a_plan_that_is_predicted_to_fit_runs(root: Path, cluster: Path, profile: Profile, share: float) -> None:
     """Three steps are made, and nobody is killed: where nothing freed is kept, and where it is as room allows."""
