@@ -169,7 +169,8 @@ def _look_for_holders() -> None:
             _holders.append(_Holder(held, originals, {key: stands[id(each)] for key, each in originals.items()}))
 
 
-def _is_user_code() -> bool:
+def is_user_code() -> bool:
+    """Whether this thread is in a block of one process, and in no block of a rank within it."""
     thread = threading.get_ident()
     if not _inside or thread in _outside:
         return False
@@ -181,7 +182,7 @@ def _is_user_code() -> bool:
 
 def _stand_in(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def answer(*args: Any, **kwargs: Any) -> Any:
-        if not _is_user_code():
+        if not is_user_code():
             return original(*args, **kwargs)
         if name in _ANSWERS:
             return _ANSWERS[name]

@@ -315,7 +315,7 @@ class Asks(torch.autograd.Function):
 
     @staticmethod
     def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        seen.append((threading.get_ident(), singleprocess._is_user_code()))
+        seen.append((threading.get_ident(), singleprocess.is_user_code()))
         threading.current_thread()
         return gradients[0]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_several_pipelines_of_three_ranks(forked: ForkedRanks) -> None:
-    """Each trains as its plain model; a failure ends all of them, and what all ranks refuse none."""
+    """Each trains as its plain model; a failure ends all, what all refuse none; a loss that calls one is refused."""
     forked.run("several.py", ranks=3)
 
 

@@ -16,10 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from failures import FATAL, MADE, PLAN, TRAP
 
-from assigner import InfeasibleError, Pipeline, UsageError
+from assigner import InfeasibleError, Pipeline, UsageError, WorkerError
 from assigner.formats.prediction import Memory, Prediction, WorkerPrediction
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
@@ -141,9 +142,39 @@ def failing() -> None:
         again.pipeline.close()
 
 
+CALLS: list[Callable[[], Any]] = []
+"""What a loss, a metric and a hook call."""
+
+
+def calling(number: torch.Tensor, *_: object) -> torch.Tensor:
+    for call in CALLS:
+        call()
+    return number.mean()
+
+
+def calling_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return calling((outputs - targets).square())
+
+
+def from_within() -> None:
+    """What code within a step calls is refused on all ranks, before others take it for messages of the step."""
+    for made in (replace(MADE, loss=calling_loss), replace(MADE, metrics={"mean": calling})):
+        for name in ("share", "evaluate"):
+            other = trapped()
+            with contextlib.suppress(UsageError), Pipeline(made, PLAN, graph=graph_of(MADE)) as pipeline:
+                batch = made.make_batch(8, 0)
+                pipeline.step(batch)
+                CALLS[:] = [functools.partial(getattr(other, name), *[batch] * (name == "evaluate"))]
+                said = refuses(WorkerError if dist.get_rank() < 2 else UsageError, lambda: pipeline.step(batch))  # noqa: B023
+                assert "a hook calls a pipeline at " in said, said
+            CALLS.clear()
+            other.close()
+
+
 def main() -> None:
     by_turns()
     failing()
+    from_within()
     assert not dist.is_initialized()
     dist.init_process_group("gloo")
     by_turns()

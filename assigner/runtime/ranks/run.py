@@ -29,6 +29,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # witho
 
 from assigner.errors import UsageError
 from assigner.launch.failurereport import words_of
+from assigner.model.singleprocess import is_user_code
 from assigner.runtime.failures.failure import FailureWatch
 from assigner.runtime.failures.questions import CALLS, awaited, called
 from assigner.runtime.messages.carriers import GlooCarrier
@@ -78,9 +79,18 @@ def one_call(*, asks: bool = False) -> Iterator[None]:
             it. Of other calls none waits: the one that waits could come first on another rank.
 
     Raises:
-        UsageError: another thread is in a call. Ranks that wait for this one are told, and the run ends.
+        UsageError: another thread is in a call. Ranks that wait for this one are told, and the run ends. Or the call is
+            made by what a call runs, as by a loss, on these ranks alone: what it told others would be taken for that
+            call's own messages.
     """
     threads = _threads[0]
+    if not asks and is_user_code() and any(run.ranks > 1 for run in _own_runs()):
+        place = calling_place()
+        raise UsageError(
+            f"the model, its loss, a metric or a hook calls a pipeline{f' at {place[0]}:{place[1]}' if place else ''},"
+            " in a call of one: not every rank runs it there",
+            hint="call it in the script, between two steps, and hand over what it gives with the batch, as a target",
+        )
     if not asks and not threads.calling.acquire(blocking=False):
         _refuse_thread()
     try:
