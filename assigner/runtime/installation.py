@@ -113,6 +113,18 @@ class Installation:
         self.updating = updating_ranks(graph, plan)
         member.on_leaving = self.forget
 
+    def check_idle(self) -> None:
+        """Refuse a batch in the middle of another one, whose values would be in its place.
+
+        Raises:
+            UsageError: a loss has called the pipeline that has called it, on the only rank (else see `one_call`).
+        """
+        if not (self.training.is_idle and self.inference.is_idle):
+            raise UsageError(
+                "the model, its loss or a metric calls its own pipeline in the middle of a batch",
+                hint="call it in the script, between two steps, and hand over with the batch what it gives",
+            )
+
     def begin(self, call: str, batch: Batch | None) -> tuple[Program, list[MicroBatch]]:
         """The program for a training batch, and the batch cut for it.
 

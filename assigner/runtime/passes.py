@@ -109,6 +109,11 @@ class BatchPasses:
             )  # fmt: skip
         return self._executors[variant]
 
+    @property
+    def is_idle(self) -> bool:
+        """No batch is under way."""
+        return not any(each.step.micro_batches for each in self._executors.values())
+
     def run(
         self,
         micro_batches: Sequence[MicroBatch],

@@ -319,7 +319,7 @@ class Pipeline(ModelState):
             raise UsageError("max_norm without an update", hint="call pipeline.clip_grad_norm_ before the update")
         self._require_training()
         self._check_receiver(outputs_to)
-        refuse_contexts(self.workload.autocast, self._member.device.type)
+        self._check_place()
         if update and self._rank_optimizer.needs_closure:
             return self._searched(batch, scale, max_norm, outputs_to)
         recorder = self._installed.executor.recorder
@@ -405,7 +405,7 @@ class Pipeline(ModelState):
         """
         self.workload.require_loss()
         self._check_receiver(outputs_to)
-        refuse_contexts(self.workload.autocast, self._member.device.type)
+        self._check_place()
         call = f"evaluate({self._asked(outputs_to).removeprefix(', ')})"
         with self._member.guarded("the start of an evaluation"), kept_generators(self._member.device):
             self._kept.check(self.state_dict, training=False)
@@ -413,6 +413,11 @@ class Pipeline(ModelState):
             result = self._installed.evaluate(call, batch, self._batches, outputs_to)
             self._loss_values.end()
         return result
+
+    def _check_place(self) -> None:
+        """Refuse a call in the middle of a batch, or in a context that partitions would not see."""
+        self._installed.check_idle()
+        refuse_contexts(self.workload.autocast, self._member.device.type)
 
     def _check_receiver(self, outputs_to: Receiver | None) -> None:
         if isinstance(outputs_to, bool | str) and outputs_to != "all":
@@ -445,7 +450,7 @@ class Pipeline(ModelState):
                 floating number, or the workload has a `weight`, which asks for targets (see `evaluate`), or sums.
         """
         self._member.check_rank(to)
-        refuse_contexts(self.workload.autocast, self._member.device.type)
+        self._check_place()
         with self._member.guarded("the start of a forward"), kept_generators(self._member.device):
             self._kept.check(self.state_dict, training=False)
             return self._installed.forward(inputs, self._batches, to)

@@ -426,3 +426,26 @@ def test_a_module_of_torchs_with_a_hook_is_a_loss_of_the_users(remat):
             found.append(pipeline.step(batch))
     assert found[0] == found[1]
     assert torch.equal(batch[1], before[1])
+
+
+CALLS: list[Any] = []
+"""What `calling` calls once, if anything."""
+
+
+def calling(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    factor = CALLS.pop()() if CALLS else 1.0
+    return F.mse_loss(outputs, targets) * float(factor)
+
+
+def test_a_loss_that_calls_its_own_pipeline():
+    """It is refused on the only rank too, where the values of one batch would take the place of the other's."""
+    made = layers(calling)
+    batch, other = made.make_batch(8, 0), made.make_batch(5, 1)
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        plain = pipeline.evaluate(batch)
+        for outer in (pipeline.step, pipeline.evaluate):
+            for inner in (pipeline.step, pipeline.evaluate, pipeline.forward):
+                CALLS[:] = [lambda call=inner: call(other[0] if call == pipeline.forward else other)]
+                with pytest.raises(UsageError, match="calls its own pipeline in the middle of a batch"):
+                    outer(batch)
+                assert pipeline.evaluate(batch) == plain
