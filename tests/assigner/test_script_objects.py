@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import importlib
+import math
 import os
 import re
 import sys
@@ -628,6 +629,12 @@ READS: dict[str, tuple[Any, Any]] = {
     "a function's attribute": (lambda: scaling.by, lambda: setattr(scaling, "by", 2.0)),
     "a default": (scaling, lambda: setattr(scaling, "__defaults__", (2.0,))),
     "a keyword's default": (scaling, lambda: scaling.__kwdefaults__.update(times=2.0)),
+    "a function of torch's": (
+        lambda: nn.functional.softsign(torch.ones(())),
+        lambda: setattr(nn.functional, "softsign", torch.sigmoid),
+    ),
+    "a function of Python's": (lambda: math.sqrt(2.0), lambda: setattr(math, "sqrt", math.cos)),
+    "a method of tensors": (lambda: torch.ones(()).sgn(), lambda: setattr(torch.Tensor, "sgn", torch.Tensor.cos)),
     "the environment": (lambda: float(os.environ["A_SCALE"]), lambda: os.environ.update(A_SCALE="2.0")),
 }
 
@@ -638,6 +645,8 @@ def test_what_code_between_partitions_reads_may_not_change(where: str, monkeypat
     """Wherever it is: the run would go on with the old value."""
     for each, name in ((SETTINGS, "scale"), (Config.Inner, "scale"), (BaseConfig, "scale"), (ARGUMENTS, "scale")):
         monkeypatch.setattr(each, name, 1.0)
+    for each, name in ((nn.functional, "softsign"), (math, "sqrt"), (torch.Tensor, "sgn")):
+        monkeypatch.setattr(each, name, getattr(each, name))
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 1.0)
     monkeypatch.setitem(sys.modules, SETTINGS.__name__, SETTINGS)
     monkeypatch.setattr(scaling, "by", 1.0)

@@ -35,7 +35,7 @@ LAST_COMPUTED = "_cached_x_y"
 """Where a transform keeps what it has computed last, and of what."""
 _met: dict[int, tuple[weakref.ref[Any], frozenset[str]]] = {}
 """Such objects by their ids, and the lazy properties that they had then: what they were given."""
-_HOLDING = (UserDict, UserList, UserString, ChainMap)
+_HOLDING = (UserDict, UserList, UserString, ChainMap, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 OPEN = (types.SimpleNamespace, argparse.Namespace, threading.local, *_HOLDING, *WITH_CODE)
 """Classes of Python's and torch's whose objects hold what a user has given them."""
 _INSTALLED = ("site-packages", "dist-packages")

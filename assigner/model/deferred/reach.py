@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from assigner.model.deferred.codenames import imported_modules, read_names, written_names
+from assigner.model.deferred.codenames import imported_modules, read_names, words_in, written_names
 from assigner.model.deferred.contents import ATOMS, IN_C, cached_values, filling_of
 from assigner.model.deferred.ownership import (
     BARE,
@@ -58,7 +58,7 @@ Top = Literal["followed", "read", "whole"]
     followed   for what is compared or copied: what a function of the user's own (no library's) reads there, but for the
                methods of the modules that the walk begins with, whose reads a capture looks at
     read       for what a capture has for ever: what any function but torch's and transformers' reads there, with the
-               names themselves, for others may be bound to them
+               names themselves, for others may be bound to them, and those by which it calls what is torch's
     whole      for what is put back behind a forward: the files of the classes of those modules as they stand, and last
                (`OUTER`) the user's own files, classes and functions that these name
 """
@@ -67,7 +67,6 @@ _CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that
 KEPT: tuple[type, ...] = (*ATOMS, list, dict, set, deque, torch.Tensor)
 """What counts among the names at the top of a file, and of what a class keeps for all of its objects."""
 _CHANGING = (list, dict, set, deque, bytearray)
-_OF_FILES = ("types", "argparse", "_thread")
 _CACHING = sys.stdlib_module_names | {"torch", "numpy"}
 _CACHES = {("sys", "modules"), ("inspect", "modulesbyfile"), ("warnings", "onceregistry")}
 """Theirs that are not called so, by module and name."""
@@ -155,10 +154,11 @@ class _Extent(NamedTuple):
     parameters: bool
     plain: bool
     top: Top
-    vocabulary: Vocabulary | None = None
+    vocabulary: Vocabulary | None
+    told: set[tuple[int, str]]  # of the functions of torch, Python and NumPy: their modules, by id, and names
 
 
-_HELD_ALONE = _Extent(HOOKS, parameters=True, plain=False, top="whole")
+_HELD_ALONE = _Extent(HOOKS, parameters=True, plain=False, top="whole", vocabulary=None, told=set())
 
 _Found = tuple[Place, Any]
 
@@ -190,7 +190,7 @@ def reach(
         Where it is, and what: also cells of closures, and the `Names` of files that code binds, or as `top` says.
     """
     modules = list(modules)
-    extent = _Extent(HOOKS if backwards else FORWARD_HOOKS, parameters, plain, top, vocabulary)
+    extent = _Extent(HOOKS if backwards else FORWARD_HOOKS, parameters, plain, top, vocabulary, set())
     known: dict[int, Any] = {id(each): each for each in itertools.chain((each for _, each in modules), beside)}
     caches = _library_caches(len(sys.modules))
     waiting: deque[_Found] = deque()
@@ -368,7 +368,7 @@ def _of_function(place: Place, value: types.FunctionType, extent: _Extent) -> li
     space = value.__globals__
     if extent.top == "read":
         if str(home).partition(".")[0] not in _CAPTURED:
-            found += [(place, Called(value)), *_of_read_names(value)]
+            found += [(place, Called(value)), *_of_read_names(value, extent.told)]
     elif not is_installed(home):
         found.append((Place(SPACE, None, place), value.__dict__))
         if extent.top == "followed":
@@ -376,12 +376,37 @@ def _of_function(place: Place, value: types.FunctionType, extent: _Extent) -> li
     return found
 
 
-def _of_read_names(value: types.FunctionType) -> Iterator[_Found]:
+def _of_read_names(value: types.FunctionType, told: set[tuple[int, str]]) -> Iterator[_Found]:
     """The names that a function reads at the top of its file; a function there may be another one later."""
-    space = value.__globals__
+    space, imported = value.__globals__, imported_modules(value)
     if names := tuple(name for name in read_names(value.__code__) if name in space):
         yield Place(OWN, _short(str(space.get("__name__", "")))), Names(space, names, value.__code__)
-    yield from ((Place(OWN, each.__name__), each) for each in imported_modules(value))
+    yield from ((Place(OWN, each.__name__), each) for each in imported)
+    yield from _of_libraries(value.__code__, [*map(space.get, names), *imported], told)
+
+
+def _of_libraries(code: types.CodeType, waiting: list[Any], told: set[tuple[int, str]]) -> Iterator[_Found]:
+    """The functions of torch, Python and NumPy that code calls by their modules, as `F.relu`, and of tensors: by names.
+
+    A script may put others there. What else stands in these modules moves as they go. `told` are those that were met.
+    """
+    words, known = words_in(code), list[types.ModuleType]()
+    for each in waiting:
+        if isinstance(each, types.ModuleType) and not is_users(each.__name__) and each not in known:
+            known.append(each)
+            named = {name: value for name, value in vars(each).items() if name in words}
+            waiting += named.values()
+            yield from _untold(each, [name for name, value in named.items() if callable(value)], told)
+    yield from _untold(torch.Tensor, words & _OF_TENSORS, told)
+
+
+def _untold(holder: Any, names: Iterable[str], told: set[tuple[int, str]]) -> Iterator[_Found]:
+    if some := tuple(sorted(name for name in names if (id(holder), name) not in told)):
+        told.update((id(holder), name) for name in some)
+        yield Place(OWN, holder.__name__), Names(vars(holder), some)
+
+
+_OF_TENSORS = frozenset(dir(torch.Tensor))
 
 
 def _of_python_module(place: Place, value: types.ModuleType, extent: _Extent) -> Iterator[_Found]:
@@ -415,9 +440,8 @@ def _of_file(file: str, form: str = FILE) -> Iterator[_Found]:
     if names:
         yield place, Names(space, names)
     for name, each in space.items():
-        made_in = type(each).__module__
-        is_kept = made_in in _OF_FILES or is_own(made_in)
-        if (is_kept and not isinstance(each, nn.Module)) or isinstance(each, (*IN_C, *WITH_CODE)):
+        is_kept = is_own(type(each).__module__) and not isinstance(each, nn.Module)
+        if is_kept or isinstance(each, (*IN_C, *OPEN)):
             yield place.attribute(name), each
 
 
