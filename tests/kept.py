@@ -1,7 +1,7 @@
 """Calls whose results are kept for the whole run of the tests.
 
-functools.cache would not do: a capture empties what it keeps in the files of the model's classes (`_clear_caches` in
-assigner/model/marking/interception.py), and most workloads stand in one file with their models.
+functools.cache would not do: in a capture it is empty, for functions in the files of the model's classes
+(`clear_caches` in assigner/model/deferred/caches.py), and most workloads stand in one file with their models.
 """
 
 from __future__ import annotations

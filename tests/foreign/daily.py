@@ -99,6 +99,8 @@ DAILY = frozenset(
         # Python's state, and draws
         "a table that is kept, and a flag of the first evaluation",
         "calls counted in an object that a cached function makes in the first one, in a marked module",
+        "a cached method that keeps what it has made of the first weights, in a marked module",
+        "a cached function of a marked module's weight, asked by the root",
         "call counter at the root",
         "LayerDrop by random.random() at the root",
         "noise of np.random, in a marked module",

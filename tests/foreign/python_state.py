@@ -13,6 +13,7 @@ import itertools
 import random
 import threading
 import weakref
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -983,6 +984,88 @@ class InOneForAll(nn.Linear):
     def forward(self, x):
         self.shared.n += 1
         return super().forward(x) / self.shared.n
+
+
+def gram(weight):
+    """Of a weight as it is now."""
+    return (weight.detach() @ weight.detach().t()).clone() / WIDTH
+
+
+class Remembering(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + x @ self.gram() * (1 if self.training else 0.5)  # so that an evaluation is its own
+
+
+@inside("a cached method that keeps what it has made of the first weights")
+class CachedOfWeight(Remembering):
+    @functools.cache  # noqa: B019 - as people write it
+    def gram(self):
+        return gram(self.weight)
+
+
+@inside("a cached method that keeps four and has made one of the first weights", refusal="makes something else")
+class CachedFourOfWeight(Remembering):
+    @functools.lru_cache(4)  # noqa: B019 - as people write it
+    def gram(self):
+        return gram(self.weight)
+
+
+@functools.lru_cache(4, typed=True)
+def band(size, *, width=1.0):
+    return torch.ones(size, size, dtype=torch.float64).tril(int(width)) / size
+
+
+@inside("a mask of a cached function that keeps four, by a number and a keyword")
+class CachedMask(Remembering):
+    def gram(self):
+        return band(WIDTH, width=2)
+
+
+@functools.cache
+def kept_gram(model):
+    return gram(model.second.weight)
+
+
+@case("a cached function of a marked module's weight, asked by the root", *MARKS, refusal="keeps in kept_gram")
+class CachedAtRoot(Net):
+    def forward(self, x):
+        return super().forward(x @ kept_gram(self))
+
+
+class Kept:
+    last: ClassVar[dict] = {}
+
+
+@case("the root leaves in a helper class what it makes of its weight first", *MARKS, refusal="changes Kept.last")
+class KeptInHelper(Net):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        Kept.last.clear()
+
+    def forward(self, x):
+        if "scale" not in Kept.last:
+            Kept.last["scale"] = self.scale.detach() * 2
+        return super().forward(x * Kept.last["scale"] * self.scale)
+
+
+NOTES = weakref.WeakKeyDictionary()
+
+
+@case(
+    "the root leaves in a WeakKeyDictionary what it makes of its weight first",
+    *MARKS,
+    refusal="changes python_state.NOTES",
+)
+class KeptByWeak(Net):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        if self not in NOTES:
+            NOTES[self] = self.scale.detach() * 2
+        return super().forward(x * NOTES[self] * self.scale)
 
 
 @functools.cache

@@ -48,15 +48,52 @@ def memory_of(value: Any) -> Any:
 
 
 def cached_values(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
-    """What a cached function has for its callers; where it drops some it also has what it was called with."""
+    """What a cached function has for its callers."""
+    return [value for _, value in cached_entries(cached)]
+
+
+def cached_entries(cached: functools._lru_cache_wrapper[Any]) -> list[tuple[Any, Any]]:
+    """Likewise, each with what it was called with (see `called_with`); where it drops some, what is dropped next first.
+
+    No other way leads there than what it refers to: one dict, where nothing is dropped, else a chain of what it has.
+    """
     if not cached.cache_info().currsize:
-        return []  # but for the dict that it has them in
-    held = gc.get_referents(cached)  # no other way leads there; where nothing is dropped it has them in a dict
-    others = [each for each in held if each is not cached.__dict__ and each is not cached.__wrapped__]
-    if cached.cache_parameters()["maxsize"] is None:
-        return [*itertools.chain.from_iterable(each.values() for each in others if type(each) is dict)]
+        return []
+    if (table := cache_table(cached)) is not None:
+        return [*table.items()]
+    held = gc.get_referents(cached)
     links = "_lru_list_elem"  # by which it knows what was asked for last
-    return [each for each in others if type(each) is not dict or links not in (type(x).__name__ for x in each.values())]
+    tables = [each for each in held if type(each) is dict and links in (type(x).__name__ for x in each.values())]
+    keys, found, steps = {id(key) for each in tables for key in each}, list[tuple[Any, Any]](), iter(held)
+    for each in steps:
+        if id(each) in keys:
+            found.append((each, next(steps)))
+    return found
+
+
+def cache_table(cached: functools._lru_cache_wrapper[Any]) -> dict[Any, Any] | None:
+    """The dict in which a cached function looks for what it has; None: it drops some, and looks elsewhere, too."""
+    if cached.cache_parameters()["maxsize"] is not None:
+        return None
+    return next(each for each in gc.get_referents(cached) if type(each) is dict and each is not cached.__dict__)
+
+
+def called_with(cached: functools._lru_cache_wrapper[Any], key: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the call that a cached function has something for: by place, and by name.
+
+    They are one tuple, with an object that nobody else has before those by name, and the types of all behind them if
+    the function tells calls by these, too; one number or text is itself.
+    """
+    if type(key) is not tuple:
+        return (key,), {}
+    marks = [n for n, each in enumerate(key) if type(each) is object]
+    typed = cached.cache_parameters()["typed"]
+    if not marks:
+        return key[: len(key) // 2] if typed else key, {}
+    place = marks[0]
+    count = (len(key) - 2 * place - 1) // 3 if typed else (len(key) - place - 1) // 2
+    named = key[place + 1 : place + 1 + 2 * count]
+    return key[:place], dict(zip(named[::2], named[1::2], strict=True))
 
 
 def filling_of(cell: types.CellType) -> list[Any]:

@@ -242,6 +242,15 @@ class Memento:
                 found.append(StateChange(str(place), tensor, None, version, tensor._version, is_beyond=True))
         return found
 
+    def left_outside(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors that were put since then where no module leads to, by name."""
+        for keeper, held, values, place in self._kept:
+            if place.origin == OUTER and isinstance(values, dict | tuple):
+                then, now = (each.values() if isinstance(each, dict) else each for each in (values, keeper.copy(held)))
+                known = {id(each) for each in then}
+                name = str(place.holder if place.form == SPACE else place)
+                yield from ((name, each) for each in now if isinstance(each, torch.Tensor) and id(each) not in known)
+
     def is_filled_by_readers(self, held: Any) -> bool:
         """Whether each function that names a dict at the top of a file sets items of it, too."""
         kept = [each.held for each in self._kept if isinstance(each.held, Names)]

@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
+from assigner.model.deferred.caches import caches_put_back
 from assigner.model.deferred.memento import Memento, StateChange
 from assigner.model.marking.casting import casting
 from assigner.model.marking.changedarguments import InputWrites
@@ -167,7 +168,7 @@ def capture(
         second.found = tables.by_name
         return second
 
-    with unregistered_named(model), silence(), torch.set_grad_enabled(training):
+    with caches_put_back(model), unregistered_named(model), silence(), torch.set_grad_enabled(training):
         while True:
             dependence = ValueDependence()
             try:

@@ -35,6 +35,7 @@ from torch import fx, nn
 from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.variable import VariableMeta
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
@@ -43,7 +44,7 @@ from torch.utils.hooks import RemovableHandle
 
 from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
-from assigner.model.deferred.caches import clear_caches, that_made
+from assigner.model.deferred.caches import clear_caches, kept_tensors, that_made
 from assigner.model.deferred.memento import Memento, StateChange, placed
 from assigner.model.deferred.mutation import branched, variable
 from assigner.model.marking.changedarguments import Arguments, Changed, register_dataclasses
@@ -92,6 +93,8 @@ class Interceptions:
         hooks: What is done to tensors, by its number in the graph; what was removed again is not there.
         changes: Python state that the last forward left changed.
         made: The cached functions that have made objects in it, of which nobody knows what it then did to them.
+        kept: The tensors that cached functions keep of what its code has made, and no call's, each with a name.
+        outside: Likewise those that it leaves in Python where no module leads to.
         flags: The parameters that it has asked for `requires_grad`, and what they said.
         reads: What it reads of modules.
         replaced: The buffers and parameters in whose places the last forward has put tensors of other shapes.
@@ -106,6 +109,8 @@ class Interceptions:
         self.hooks = OrderedDict[int, Callable[[torch.Tensor], torch.Tensor]]()
         self.changes: list[StateChange] = []
         self.made: list[str] = []
+        self.kept: list[tuple[str, torch.Tensor]] = []
+        self.outside: list[tuple[str, torch.Tensor]] = []
         self.flags: dict[str, bool] = {}
         self.replaced: list[StateChange] = []
         self.changes_inputs = False
@@ -137,6 +142,7 @@ class Interceptions:
                     output = original(*args, **kwargs)
                 self.opaque.check_ended()
                 self.made = that_made(self.model, before)
+                self.kept += filter(_is_traced, kept_tensors(self.model))
             self.changes_inputs = isinstance(inputs.beside(None), Changed)
             register_dataclasses(output)
             return output
@@ -193,6 +199,7 @@ class Interceptions:
         draws, seed = GeneratorStates.now(), torch.default_generator.initial_seed()
         yield
         self.changes = values.changes()
+        self.outside += filter(_is_traced, values.left_outside())
         drawn = _drawn(draws) or ("torch.manual_seed" if torch.default_generator.initial_seed() != seed else "")
         draws.put_back()
         name = type(self.model).__name__
@@ -362,6 +369,12 @@ class Interceptions:
             elif requires:
                 self._look_at(tensor)
         return requires
+
+
+def _is_traced(named: tuple[str, torch.Tensor]) -> bool:
+    """Whether export has seen how a tensor was made: what a call makes within has no place in a graph."""
+    mode = get_proxy_mode()
+    return mode is not None and get_proxy_slot(named[1], mode.tracer, None) is not None
 
 
 def _is_alike(buffer: torch.Tensor | None, other: torch.Tensor | None) -> bool:

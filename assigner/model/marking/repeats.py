@@ -28,7 +28,7 @@ from assigner.model.marking.nodes import call_of, shape_alone, written_by
 from assigner.model.marking.opaque import is_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch.export import ExportedProgram
 
@@ -53,16 +53,22 @@ class Remains:
 
     def follows_from_shapes(self, change: StateChange) -> bool:
         """Whether a tensor was left that is made of shapes alone."""
-        if not isinstance(change.now, FakeTensor):
-            return False
-        memory = storage_of(change.now)
-        makers = [
+        makers = self._makers(change.now) if isinstance(change.now, FakeTensor) else []
+        return bool(makers) and all(map(shape_alone, makers))
+
+    def _makers(self, tensor: torch.Tensor) -> list[fx.Node]:
+        """The nodes that make a tensor, or write to it; none: it was made within a call, or before."""
+        memory = storage_of(tensor)
+        return [
             node
             for node in self.program.graph.nodes
             for each in (node, *written_by(node))  # a list of tensors is written to, or a call's
             if isinstance(value := each.meta.get("val"), torch.Tensor) and storage_of(value) == memory
         ]
-        return bool(makers) and all(map(shape_alone, makers))
+
+    def beyond_shapes(self, named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+        """Those of some traced tensors that do not follow from shapes alone, by name."""
+        return [name for name, each in named if not all(map(shape_alone, self._makers(each)))]
 
     def is_mask(self, change: StateChange) -> bool:
         """Whether it was left where nothing was before: a mask that is kept, and made anew wherever it is read."""
@@ -90,7 +96,8 @@ def check_repeated(
 ) -> None:
     """A second call must do what the first one has done, and change nothing more that it reads.
 
-    So it must where a cached function has made objects: of those that were there before, changes are seen.
+    So it must where a cached function has made objects, or tensors are left where no module leads to: of what was there
+    before, changes are seen.
 
     Args:
         model: Whose forward; torch.export has put back what was there before, but leaves what was not.
@@ -101,7 +108,15 @@ def check_repeated(
     Raises:
         MarkingError: it does something else.
     """
+    if kept := first.beyond_shapes(caught.kept):
+        raise MarkingError(
+            f"the forward of {type(model).__name__} keeps in {kept[0]} (functools.cache), for its next call, what it"
+            " has made outside its partitions of weights, values or draws: a captured graph would make it anew",
+            hint="mark a larger module that contains the line: what is inside a partition runs as it is; or make it in"
+            " the model's builder (register_buffer)",
+        )
     changes, made = first.others, [f"what {name} has made" for name in caught.made]
+    made += first.beyond_shapes(caught.outside)
     if not changes and not made:
         return
     settled = [
